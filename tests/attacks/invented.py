@@ -316,7 +316,7 @@ class LookProducts(AbstractInvented):
     """Reads a person's products with all columns off the looks, which are told before they are judged."""
 
     yields = "a covariate of the one person with HIV in all silos, to 0.02 where it ranges from -1 to 1"
-    extra = {"treatment_model": ft.GLM("w + smoker + hiv")}  # noqa: RUF012 - read only
+    extra = {"treatment_model": ft.GLM("w + smoker + I(1 - hiv)")}  # noqa: RUF012 - read only
     only_masked = True
     keys = ()
 
@@ -332,7 +332,8 @@ class LookProducts(AbstractInvented):
         (gram, *_) = server.looks[-1]
         back = np.linalg.inv(gram.C)
         S = back @ gram.matrix @ back.T
-        return float(S[3, 1] / S[3, 3])  # both in units of their declared ranges
+        person = np.array([1.0, 0.0, 0.0, -1.0])  # everybody less those without HIV
+        return float(person @ S[:, 1] / (person @ S @ person))  # both in units of their declared ranges
 
     def works(self, learned: float) -> bool:
         return abs(learned - 0.9) < (0.02 if self.setting is Setting.MASKED else 0.05)

@@ -20,7 +20,7 @@ from fedtmle.model.types import upper_pairs
 from fedtmle.protocol import messages
 from fedtmle.protocol.coded import Rounded
 from fedtmle.protocol.codes import BitReader, BitWriter, Uplink, encode
-from fedtmle.protocol.looks import LookQuery, PooledGram
+from fedtmle.protocol.grams import AbstractLook, LookQuery, PooledGram
 from fedtmle.protocol.masked import Groups, MaskedForm
 from fedtmle.protocol.masks import COUNT, Packing
 from fedtmle.protocol.messages import (
@@ -220,19 +220,22 @@ class MaskedServer(Server):
         form = MaskedForm(self.query)
         _, self._apart = form.read(self._sent["a"].payload.bits())
         self._add(form.packing, form.groups or (NAMES,))
-        if not isinstance(self.query, LookQuery):
+        if not isinstance(self.query, AbstractLook):
             return self._pooled()
-        self.looks.append(self.query.grams(self._totals))
+        if isinstance(self.query, LookQuery):
+            self.looks.append(self.query.grams(self._totals))
         people = [lane.reach // len(NAMES) * self._lies for lane in form.packing.lanes]
         more = map(mul, people * len(self._groups), self._claims())
         return self.tell(tuple(map(add, self._totals, more)))
 
     def _claims(self) -> Iterator[bool]:
-        """Of each number of a look, whether it is a square to which the accomplice adds people."""
-        for group in self.query.groups:
-            for each in self.query.asked:
-                yield from (j == k and ACCOMPLICE in group for j, k in upper_pairs(each.dim))
-                yield from [False] * each.counts
+        """Of each number of a look, whether it is a count or a square to which the accomplice adds people."""
+        for group in self.query.told_groups:
+            if isinstance(self.query, LookQuery):
+                for each in self.query.asked:
+                    yield from (j == k and ACCOMPLICE in group for j, k in upper_pairs(each.dim))
+            else:
+                yield from [ACCOMPLICE in group] * len(self.query.lanes or ())
 
     def _pooled(self) -> Any:
         """What the totals are as a broadcast; of what is not masked, what the attacked silo said."""
@@ -277,7 +280,7 @@ def _totals_of(query: Any, pooled: Any) -> tuple[int, ...] | None:
             return pooled.units
         case Rounded():
             return tuple(query.n * q for q in pooled.q)
-        case tuple() if isinstance(query, LookQuery):
+        case tuple() if isinstance(query, AbstractLook):
             return pooled
         case _:
             return None

@@ -168,7 +168,12 @@ def test_the_limit_of_coefficients_is_exact(size: float, is_refused: bool) -> No
     [((), False), ((0, 10), False), ((10, 11), False), ((40, 9), True), ((1,), True)],
 )
 def test_the_floor_of_people_is_exact(people: tuple[int, ...], is_refused: bool) -> None:
-    query: Any = SimpleNamespace(floors=("min_cell",), people=lambda _: people, ships_model=lambda _: False)
+    query: Any = SimpleNamespace(
+        floors=("min_cell",),
+        people=lambda _: people,
+        ships_model=lambda _: False,
+        rare_columns=lambda _: (),
+    )
     guard = Guard(dataclasses.replace(Policy(), min_cell=10))
     with pytest.raises(RefusalError, match="min_cell") if is_refused else nullcontext():
         guard._examine_people(query, LocalRows("a", ALIKE, 61, None))

@@ -13,6 +13,7 @@ ELSEWHERE = {
     "min_cell": "tests/studies/test_preflight.py, test_the_strictest_floor_of_the_silo_files_holds",
     "min_truncated": "hides, does not refuse: tests/attacks/test_guard.py",
     "min_pooled": "tests/protocol/test_looks.py, test_one_person_over_all_silos_is_not_told",
+    "trust_looks": "tests/protocol/test_looks.py, test_few_silos_believe_each_other_if_their_owners_let_them",
     "allow_targets": "tests/golden/runs.py, refusal/allow_targets",
     "fresh_batches": "a consent; without it min_batch refuses: tests/protocol/test_batches.py",
     "allow_unsigned": "tests/engine/test_endpoint.py, test_an_owner_may_want_signed_requests",

@@ -72,7 +72,6 @@ def test_the_combination_is_the_one_with_the_largest_share() -> None:
 KINDS = [
     ("a 1 % covariate, 5 silos of 100", "rare"),
     ("a 1 % covariate, 10 silos of 100", "rare"),
-    ("a 2 % covariate, 5 silos of 100", "rare"),
     ("raw costs, 5 silos of 100", "cost"),
     ("40 covariates, 5 silos of 100", "w"),
 ]

@@ -23,8 +23,9 @@ LOCAL = {
     ("fits.py", "is_noise"),
     ("fits.py", "row_means"),
     ("fits.py", "gap_bound"),
-    ("looks.py", "space"),
-    ("looks.py", "_present"),
+    ("grams.py", "space"),
+    ("grams.py", "has_rests"),
+    ("subjects.py", "people"),
 }
 PRODUCTS = ("dot", "vdot", "inner", "matmul", "tensordot", "einsum", "matvec", "vecdot", "vecmat", "convolve")
 

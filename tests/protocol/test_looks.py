@@ -19,11 +19,13 @@ from fedtmle.model.families import Family
 from fedtmle.model.leverage import PersonRows, deviations, largest_leverage
 from fedtmle.model.problem import JudgedTogether
 from fedtmle.model.types import Array, Part, upper_pairs
+from fedtmle.protocol.grams import AbstractLook, LookQuery, PeopleQuery
 from fedtmle.protocol.guard import Guard, Policy
-from fedtmle.protocol.looks import NEAR, LookQuery, Looks, Subject, groups_left_out, look_groups
+from fedtmle.protocol.looks import LookGroups, Looks, groups_left_out
 from fedtmle.protocol.outcome import Targeted
 from fedtmle.protocol.plan import Member, Plan
 from fedtmle.protocol.query import Evaluation, Local, Query
+from fedtmle.protocol.subjects import NEAR, Subject
 from fedtmle.runtime.keeper import Keeper
 from fedtmle.runtime.replay import heard_rounds
 from fedtmle.runtime.session import Finished, InProcess, Session
@@ -66,8 +68,8 @@ def test_ihdp_runs_whole_under_the_default_policy_and_gives_the_pooled_estimate(
     assert abs(effect - row["estimate"]) <= 1e-6 * error
     assert (round(effect, 3), round(error, 3)) == (9.34, 1.093)
     rounds = [heard.query for heard in heard_rounds(plan, finished.transcript, finished.sizes)]
-    looks = sum(isinstance(query, LookQuery) for query in rounds)
-    assert looks <= 6
+    looks = sum(isinstance(query, AbstractLook) for query in rounds)
+    assert looks <= 7
     assert len(rounds) - looks == 16
 
 
@@ -199,28 +201,48 @@ FORMULAS = ["a + w + rare", "a + w + I(1 - rare)", "a + w + I(w + 0.001*rare)"]
 def test_one_person_over_all_silos_is_not_told(formula: str) -> None:
     """Neither as a column, nor as a complement, nor as the difference of two nearly equal columns."""
     silos = one_with(six(), others=0)
-    with pytest.raises(AssertionError, match=r"refused: .*min_pooled"):
+    floor = "min_support" if formula == FORMULAS[0] else "min_pooled"
+    with pytest.raises(AssertionError, match=rf"refused: .*{floor}"):
         masked(asked(formula), silos)
 
 
+def test_nothing_but_their_number_is_told_of_four_people(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A column that four people of all silos have is refused before its products are pooled."""
+    looked: list[LookQuery] = []
+    answer = LookQuery.answer
+
+    def watched(query: LookQuery, local: Local) -> tuple[int, ...]:
+        looked.append(query)
+        return answer(query, local)
+
+    monkeypatch.setattr(LookQuery, "answer", watched)
+    with pytest.raises(AssertionError, match=r"refused: .*min_support"):
+        masked(asked("a + w + rare"), one_with(six(), others=3, at=3))
+    assert not looked
+    masked(asked("a + w + rare"), one_with(six(), others=12, at=3), TRUSTING)
+    assert looked
+
+
 class Lie:
-    """A silo that says in every look that many people have every value, as much as its bounds allow."""
+    """A silo that says in every look that many people have every column, as much as its bounds allow."""
 
-    def __init__(self, silo: str) -> None:
-        self.silo, self.answer, self.told = silo, LookQuery.answer, 0
+    def __init__(self, silo: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.silo, self.look, self.people, self.told = silo, LookQuery.answer, PeopleQuery.answer, 0
+        monkeypatch.setattr(LookQuery, "answer", lambda query, local: self.in_look(query, local))  # noqa: PLW0108 - it binds
+        monkeypatch.setattr(PeopleQuery, "answer", lambda query, local: self.of_people(query, local))  # noqa: PLW0108 - it binds
 
-    def __call__(self, query: LookQuery, local: Local) -> tuple[int, ...]:
-        answer = list(self.answer(query, local))
+    def of_people(self, query: PeopleQuery, local: Local) -> tuple[int, ...]:
+        answer = self.people(query, local)
+        return answer if local.name != self.silo else (60,) * len(answer)
+
+    def in_look(self, query: LookQuery, local: Local) -> tuple[int, ...]:
+        answer = self.look(query, local)
         if local.name != self.silo:
-            return tuple(answer)
+            return answer
         self.told += 1
-        at = 0
-        for each in query.asked:
-            for pair in upper_pairs(each.dim):
-                answer[at] += (1 << 12) * (pair[0] == pair[1])
-                at += 1
-            at += each.counts
-        return tuple(answer)
+        pairs = [pair for each in query.asked for pair in upper_pairs(each.dim)]
+        told = zip(answer, pairs, query.lanes, strict=True)
+        return tuple(z + min(1 << 12, lane.reach // 8) * (0 < j == k) for z, (j, k), lane in told)
 
 
 TRUSTING = Policy(colluders=0)
@@ -232,8 +254,7 @@ def test_a_silo_that_lies_in_a_look_makes_nobody_tell(
     formula: str, liar: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The person with the rare covariate is alone in all silos; where the owners trust, the lie works."""
-    silos, lie = one_with(six(), others=0), Lie(liar)
-    monkeypatch.setattr(LookQuery, "answer", lambda *arguments: lie(*arguments))  # noqa: PLW0108 - it binds
+    silos, lie = one_with(six(), others=0), Lie(liar, monkeypatch)
     with pytest.raises(AssertionError, match=r"refused: .*min_people"):
         masked(asked(formula), silos)
     assert lie.told
@@ -250,14 +271,73 @@ def test_people_of_an_accomplice_hide_nobody(at: int) -> None:
     masked(asked("a + w + rare"), silos, TRUSTING)
 
 
-def test_few_silos_are_judged_by_their_own_rows_unless_they_trust() -> None:
-    """In five silos no two groups hide their silos from a liar: nothing but the own rows is sure."""
-    study, silos = asked("a + w + rare"), one_with(cohort(5, (60,) * 5, 0.0), others=4)
-    with pytest.raises(AssertionError, match=r"refused: .*min_support"):
-        masked(study, silos)
-    with pytest.raises(AssertionError, match=r"refused: .*min_support"):
-        masked(study, silos, colluders=0)  # the owners do not trust
+def five() -> dict[str, Any]:
+    """Too few silos for two groups that hide theirs."""
+    return cohort(5, (60,) * 5, 0.0)
+
+
+def test_few_silos_believe_each_other_if_their_owners_let_them() -> None:
+    study, silos = asked("a + w + rare"), one_with(five(), others=4)
+    masked(study, silos)
     masked(study, silos, TRUSTING, colluders=0)
+    for policy, colluders in ((Policy(trust_looks=False), 1), (Policy(), 0)):
+        with pytest.raises(AssertionError, match=r"refused: .*min_support"):  # by the own rows
+            masked(study, silos, policy, colluders=colluders)
+
+
+def test_a_curious_silo_of_few_has_nobody_alone_after_it_subtracts_its_rows() -> None:
+    """All but one of those with the covariate are at one silo: without them the one would be alone."""
+    silos = one_with(five(), others=20, at=3)
+    with pytest.raises(AssertionError, match=r"refused: .*min_support"):  # by the own rows
+        masked(asked("a + w + rare"), silos)
+    masked(asked("a + w + rare"), silos, TRUSTING, colluders=0)
+
+
+def test_a_silo_of_few_that_lies_in_a_look_is_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This is what few silos are not protected from (docs/threats.md), unless an owner believes nobody."""
+    silos, lie = one_with(five(), others=0), Lie("silo 1", monkeypatch)
+    masked(asked("a + w + rare"), silos)
+    assert lie.told
+    with pytest.raises(AssertionError, match=r"refused: .*min_support"):
+        masked(asked("a + w + rare"), silos, Policy(trust_looks=False))
+
+
+@pytest.mark.parametrize("sizes", [(60,) * 5, (40, 200, 50), (80, 45, 60, 300)], ids=str)
+def test_what_few_silos_state_holds_after_any_one_took_out_its_rows(
+    sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A leverage in all rows, over the share that the others surely leave, bounds it in what remains."""
+    seen: dict[tuple[int, int, Part], dict[str, tuple[Array, Array]]] = {}
+
+    def examine(guard: Guard, query: Query, local: Local, looks: Looks | None = None) -> None:
+        assert looks is not None
+        assert looks.groups.tells_shares
+        for k, member in enumerate(query.members):
+            for point in member.evaluations():
+                for part in (part for part in point.parts if looks.knows(point, part)):
+                    told = local.submodel(point.model, point.law).told_rows(point.eps, part)
+                    rows = np.concatenate([piece.rows for piece in told], axis=1)
+                    stated = looks.space(point, part, local).leverages(PersonRows(rows))
+                    rest = looks.rest(point, part, local, 1)
+                    seen.setdefault((guard.queries, k, part), {})[local.name] = rows, stated / rest
+
+    monkeypatch.setattr(Guard, "examine", lambda *arguments: examine(*arguments))  # noqa: PLW0108 - it binds
+    masked(asked("a + w + z + rare + a:w"), cohort(3, sizes, 0.1), Policy.unguarded())
+    with Premise("what is stated without the shares would be too little", at_least=0.5) as premise:
+        for by_silo in seen.values():
+            truths: list[tuple[Array, Array]] = []
+            for gone, (name, (rows, stated)) in itertools.product(by_silo, by_silo.items()):
+                if name != gone:
+                    rest = np.concatenate([r for other, (r, _) in by_silo.items() if other != gone], axis=1)
+                    inverse = np.linalg.inv(rest @ rest.T)
+                    truths.append((np.einsum("in,ij,jn->n", rows, inverse, rows), stated))
+            for true, stated in truths:
+                assert (stated >= true * (1 - 1e-9)).all()
+            pooled = np.concatenate([rows for rows, _ in by_silo.values()], axis=1)
+            most = max(float(true.max()) for true, _ in truths)
+            premise.holds(largest(pooled) < most)
+            assert max(float(stated.max()) for _, stated in truths) < 12 * most
+    assert len(seen) >= 8
 
 
 def test_what_is_stated_holds_for_any_silos_that_lie(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -266,7 +346,7 @@ def test_what_is_stated_holds_for_any_silos_that_lie(monkeypatch: pytest.MonkeyP
 
     def examine(guard: Guard, query: Query, local: Local, looks: Looks | None = None) -> None:
         assert looks is not None
-        choices = groups_left_out(looks.groups, 1)
+        choices = groups_left_out(looks.groups.groups, 1)
         assert choices is not None
         for k, member in enumerate(query.members):
             for point in member.evaluations():
@@ -297,11 +377,13 @@ def test_what_is_stated_holds_for_any_silos_that_lie(monkeypatch: pytest.MonkeyP
 
 def test_groups_have_two_silos_more_than_may_lie() -> None:
     for silos, liars in itertools.product(range(3, 60), range(5)):
-        groups = look_groups(map(str, range(silos)), liars)
-        assert groups == look_groups(map(str, reversed(range(silos))), liars)
-        assert len(groups) == 0 or len(groups) > liars
+        looks = LookGroups.of(map(str, range(silos)), liars)
+        groups = looks.groups
+        assert looks == LookGroups.of(map(str, reversed(range(silos))), liars)
         assert all(len(group) >= liars + 2 for group in groups)
-        assert bool(groups) == (silos >= (liars + 1) * (liars + 2))
+        assert bool(groups) == (silos >= liars + 2)
+        assert (len(groups) > liars) == (silos >= (liars + 1) * (liars + 2))
+        assert looks.tells_shares == (0 < len(groups) <= liars)
         assert not groups or sorted(itertools.chain(*groups)) == sorted(map(str, range(silos)))
 
 

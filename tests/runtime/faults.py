@@ -97,7 +97,7 @@ def key_of(silo: str) -> SigningKey:
 
 
 def _masked(case: tuple[Plan, Mapping[str, Any]], *, signed: bool) -> tuple[Plan, Mapping[str, Any]]:
-    """Return the same under masks; signed answers are relayed, and silos that trust each other look."""
+    """Return the same under masks; signed answers are relayed."""
     plan, rows = case
     members = tuple(
         Member(
@@ -107,7 +107,7 @@ def _masked(case: tuple[Plan, Mapping[str, Any]], *, signed: bool) -> tuple[Plan
         )
         for name in plan.silos
     )
-    return dataclasses.replace(plan, roster=members, colluders=0), rows
+    return dataclasses.replace(plan, roster=members), rows
 
 
 def _noisy() -> tuple[Plan, Mapping[str, Any]]:

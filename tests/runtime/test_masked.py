@@ -18,8 +18,8 @@ import fedtmle as ft
 from fedtmle import solver
 from fedtmle.errors import DecodeError, FedTMLEError, InputError, RefusedError
 from fedtmle.protocol import messages
+from fedtmle.protocol.grams import AbstractLook
 from fedtmle.protocol.guard import Policy, RefusalError
-from fedtmle.protocol.looks import LookQuery
 from fedtmle.protocol.messages import Answered, Ask, Begin, Close, Counted, Payload, Reason
 from fedtmle.protocol.plan import Member, Plan
 from fedtmle.report.page import render
@@ -41,7 +41,7 @@ def broadcasts(transcript: Transcript, plan: Plan) -> list[Payload]:
     pooled = [request.pooled for request in requests if isinstance(request, Ask | Close)]
     heard = heard_rounds(plan, transcript, dict.fromkeys(plan.silos, 0))
     asked = [r.query for r in heard] if plan.is_masked else [None] * len(pooled)
-    return [each for query, each in zip(asked, pooled, strict=True) if not isinstance(query, LookQuery)]
+    return [each for query, each in zip(asked, pooled, strict=True) if not isinstance(query, AbstractLook)]
 
 
 def runs_of(

@@ -22,6 +22,7 @@ from fedtmle.protocol.clusters import Clusters
 from fedtmle.protocol.coded import SiloCurvature
 from fedtmle.protocol.codes import encode
 from fedtmle.protocol.fits import FitAnswer
+from fedtmle.protocol.grams import AbstractLook
 from fedtmle.protocol.masks import MaskKey
 from fedtmle.protocol.plan import Follower, Member, roster
 from fedtmle.protocol.query import AbstractQuery, Query
@@ -113,11 +114,11 @@ def examples() -> dict[str, Example]:
                     by_kind[name] = Example([part, *before.queries], answer)
                 else:
                     before.queries.append(part)
-    return by_kind | {"LookQuery": _look()}
+    return by_kind | _looks()
 
 
-def _look() -> Example:
-    """Return the first round of a masked study."""
+def _looks() -> dict[str, Example]:
+    """Return the rounds before the first answer of a masked study of three silos."""
     study = ft.Study(
         target=ft.ATE(outcome="y", treatment="a"),
         outcome_model=ft.GLM("C(a) + x"),
@@ -127,9 +128,16 @@ def _look() -> Example:
     silos = dict(zip((SILO, "south", "west"), (*_silos().values(),) * 2, strict=False))
     members = tuple(Member(name=name, mask_key=MaskKey(name.encode().ljust(32)).public) for name in silos)
     plan = study_plan(study, members)
-    rows = plan.program.at(SILO, dict(load_all(silos, schema_of(study)))[SILO])
-    query = Follower(plan, 180).query
-    return Example([query], query.answer(LocalRows(SILO, rows, 60)))
+    tables = dict(load_all(silos, schema_of(study)))
+    local = {name: LocalRows(name, plan.program.at(name, tables[name]), 60) for name in silos}
+    follower = Follower(plan, 180)
+    found: dict[str, Example] = {}
+    while isinstance(follower.query, AbstractLook):
+        query = follower.query
+        answers = {name: query.answer(rows) for name, rows in local.items()}
+        found.setdefault(type(query).__name__, Example([query], answers[SILO]))
+        follower.hear(follower.pool(answers, {}))
+    return found
 
 
 _LACKING = ft.Variables(

@@ -6,8 +6,8 @@ import inspect
 from collections.abc import Iterable, Iterator
 from typing import cast, get_args
 
+from fedtmle.protocol.grams import AbstractLook
 from fedtmle.protocol.guard import TARGETS, Policy
-from fedtmle.protocol.looks import LookQuery
 from fedtmle.protocol.messages import Reason, Reply
 from fedtmle.protocol.query import Local, Phase, Query
 from fedtmle.protocol.views import ViewedQuery
@@ -101,12 +101,22 @@ RISKS = {
         "Means of products of covariates, or of such products weighted by a model, rounded to a coarse "
         "grid; to a finer one where covariates are nearly collinear."
     ),
+    "PeopleQuery": (
+        "In a masked study alone: how many people have each column of a model and each reference level, in "
+        "total over groups of silos. If fewer than `min_support` people of all silos have one, your silo "
+        "refuses what is asked next."
+    ),
     "LookQuery": (
         "In a masked study alone: sums over groups of silos of products of two columns of a model, weighted "
         "by the size of the residuals, and rounded: to 1/1000 of the number of all rows, in coordinates in "
-        "which the mean is near 1. The first look at a model also tells how many silos of a group have "
-        "people in each column. By these your silo judges the next sums (`min_pooled`, and `min_people` if a "
-        "silo lies). They are told before anything can be judged: masks and rounding are what protects them."
+        "which the mean is near 1. By these your silo judges the next sums (`min_pooled`, and `min_people` "
+        "if a silo lies). Only columns that `min_support` people or more have are asked about; otherwise "
+        "masks and rounding are what protects the products."
+    ),
+    "SharesQuery": (
+        "In a masked study of three to five silos: whether your silo has more than a given share of any "
+        "combination of a model's sums, for 32 shares. Only the numbers of silos are told. They bound what a "
+        "curious silo learns by subtracting its own rows."
     ),
     "FitQuery": (
         "Your silo's own fit, on a fine public grid, at each update: it tells how your silo differs "
@@ -169,7 +179,7 @@ def limits(queries: Iterable[Query]) -> list[str]:
 def learned_by(queries: Iterable[Query]) -> str:
     """Say who learns an answer in an open study and in a masked one."""
     members = [member for query in queries for member in query.members]
-    if all(isinstance(member, LookQuery) for member in members):
+    if all(isinstance(member, AbstractLook) for member in members):
         return "the server and the silos learn the total over all silos. It is not asked in an open study."
     consents = {member.open_consent for member in members if member.lanes is None}
     open_study = "in an open study, the server"

@@ -19,7 +19,7 @@ MOST_NAMED = 4  # columns
 RARE = "merge the level with another (levels in the silo file), or leave the variable out of the model"
 EXTREME = "put log({name}) or a spline into the formula instead, or leave the variable out of the model"
 SEVERAL = "leave some of them out of the model, or merge rare levels"
-TRUST = "If all owners trust each other, colluders = 0 lets the rows of all silos count (docs/masks.md)."
+TRUST = "More silos, or colluders = 0 if all owners trust each other, would help (docs/masks.md)."
 
 
 def about_support(names: Sequence[str] | None, is_rare: Sequence[bool]) -> str:
@@ -28,6 +28,11 @@ def about_support(names: Sequence[str] | None, is_rare: Sequence[bool]) -> str:
         return ""
     rare = [name for name, few in zip(names, is_rare, strict=True) if few]
     return f"Too few people of this silo are in {_listed(rare)}: {RARE}."
+
+
+def about_rare(names: Sequence[str]) -> str:
+    """Return what to do about columns and levels that too few people of all silos have."""
+    return f"Too few people of all silos are in {_listed(names)}: {RARE}."
 
 
 def about_combination(names: Sequence[str] | None, pieces: Pieces, space: RowSpace | None = None) -> str:

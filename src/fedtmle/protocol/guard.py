@@ -30,11 +30,18 @@ from fedtmle.model.exact import Sums
 from fedtmle.model.leverage import Look, PersonRows, largest_leverage
 from fedtmle.model.submodel import AbstractRowsSubmodel
 from fedtmle.model.types import Array, Part
-from fedtmle.protocol.advice import TRUST, about_answer, about_combination, about_models, about_support
+from fedtmle.protocol.advice import (
+    TRUST,
+    about_answer,
+    about_combination,
+    about_models,
+    about_rare,
+    about_support,
+)
 from fedtmle.protocol.batches import FreshBatches
 from fedtmle.protocol.designs import Designs
-from fedtmle.protocol.looks import Looks, Union, groups_left_out
-from fedtmle.protocol.masked import Groups, open_members
+from fedtmle.protocol.looks import LookGroups, Looks, Rule
+from fedtmle.protocol.masked import open_members
 from fedtmle.protocol.messages import Reason
 from fedtmle.protocol.plan import Plan, Provenance
 from fedtmle.protocol.query import (
@@ -50,6 +57,7 @@ from fedtmle.protocol.query import (
     Query,
     ToldColumns,
 )
+from fedtmle.protocol.subjects import Union
 
 
 class Direction(enum.StrEnum):
@@ -142,12 +150,22 @@ class Policy:
     colluders: int = _key(
         _CONSENT, 1, 0, "How many other silos may cheat without weakening your protection (masks.md)."
     )
+    trust_looks: bool = _key(
+        _PERMIT,
+        True,
+        True,
+        "With three to five masked silos, believe what the others say of their records (masks.md).",
+    )
     min_batch: int = _key(
         _FLOOR, 20, 0, "Own records in a batch; batches are a fixed partition, unless fresh_batches."
     )
     min_fold: int = _key(_FLOOR, 5, 0, "Own records in a fold of cross-fitting.")
     min_support: int = _key(
-        _FLOOR, 5, 0, "If anyone here has a model's covariate (a level, say), at least so many people must."
+        _FLOOR,
+        5,
+        0,
+        "If anyone has a model's covariate (a level, say), at least so many people must: at this silo or, "
+        "under masks, at all silos together.",
     )
     min_people: float = _key(
         _FLOOR,
@@ -245,6 +263,10 @@ class Policy:
         off = {limit.name: limit.off for limit in cls.limits()}
         return cls(**off, allow_targets=None)  # type: ignore[arg-type]  # each of its type
 
+    def judges_together(self, groups: LookGroups) -> bool:
+        """Return whether the owner lets the rows of other silos count in the judgement of models' sums."""
+        return groups.rules(self.colluders, trusts=self.trust_looks) is not None
+
     def floor(self, *keys: str) -> int:
         """Return the strictest of some floors, by their keys; 0 without any."""
         return max((math.ceil(getattr(self, key)) for key in keys if key), default=0)
@@ -340,7 +362,7 @@ class Guard:
         self.policy = policy
         self._is_masked = is_masked  # whether the silo sends sums under masks
         self._rehearses_masked = rehearses is not None and rehearses.is_masked  # whether it will, later
-        self._rehearsed_groups = () if rehearses is None else rehearses.look_groups
+        self._rehearsed_groups = LookGroups() if rehearses is None else rehearses.look_groups
         self._doubted = doubted  # silos that the owner does not vouch for, if there is a list of those
         self._meter = meter
         self.queries = 0
@@ -465,11 +487,15 @@ class Guard:
         if not self._examine_together(point, local, looks):
             self._examine_support(point, local)
             self._examine_gradient(point, local)
+            self._examine_own_union(point, local, looks)
 
     def _examine_people(self, query: Query, local: Local) -> None:
         """Check how many people are behind each part of an answer, and whether it is a whole model."""
         if not self.policy.allow_models and query.ships_model(local.name):
             raise RefusalError(Reason.POLICY, "allow_models")
+        rare = query.rare_columns(self.policy.min_support)
+        if rare:
+            raise RefusalError(Reason.POLICY, "min_support", about_rare(rare))
         floor = self.policy.floor(*query.floors)
         if floor > 1 and any(0 < people < floor for people in query.people(local)):
             strictest = max(query.floors, key=self.policy.floor)
@@ -531,19 +557,18 @@ class Guard:
             self._supported[id(point.model)] = point.model
 
     def _examine_together(self, point: Evaluation, local: Local, looks: Looks | None) -> bool:
-        """Check a point's rows against those of all silos; return False if no look was made for them.
+        """Check a point's rows against those of all silos; return False if only the own rows can be judged.
 
         The result is reused at nearby eps, as far as the declared ranges of the columns prove it.
         """
-        rehearsed = self._judged_by(self._rehearsed_groups) if self._rehearsed_groups else None
-        if rehearsed is not None and point.model.judged_together is not None:
+        if self._rules(self._rehearsed_groups) is not None and point.model.judged_together is not None:
             return True  # without the other silos nothing can be said
         if looks is None or point.batch is not None:
             return False
         if not all(looks.knows(point, part) for part in point.parts):
             return False
-        spaces = self._judged_by(looks.groups)
-        if spaces is None:
+        rules = self._rules(looks.groups)
+        if rules is None:
             return False
         for part in point.parts:
             key = id(point.model), part is Part.HESSIAN
@@ -552,48 +577,55 @@ class Guard:
                 continue
             submodel = local.submodel(point.model, point.law)
             found: list[_Examined] = []
-            for left_out, floor in spaces:
-                allowed = (1.0 + 1e-9) / getattr(self.policy, floor)
-                space = looks.space(point, part, local, left_out)
+            for rule in rules:
+                allowed = self._allowed_by(rule) * looks.rest(point, part, local, rule.colluders)
+                space = looks.space(point, part, local, rule.left_out)
                 look = submodel.look(point.eps, part, enough=allowed / MARGIN, space=space)
                 if not look.largest <= allowed:
+                    if looks.groups.tells_shares:  # the own rows may do
+                        return False
                     told = partial(submodel.told_rows, point.eps, part)
                     advice = about_combination(point.model.design_names, told, space)
-                    raise RefusalError(Reason.POLICY, floor, advice)
+                    raise RefusalError(Reason.POLICY, rule.floor, advice)
                 look = replace(look, columns=looks.sizes(point))
                 found.append(_Examined(point, look, look.radius(allowed)))
-            self._examine_union(point, local, looks, spaces)
+            self._examine_union(point, local, looks, rules)
             if found:
                 self._examined[key] = min(found, key=lambda each: each.radius)
         return True
 
-    def _judged_by(self, groups: Groups) -> list[tuple[tuple[int, ...], str]] | None:
-        """Return the groups of silos to leave out in turn, and the floor that holds for the others.
-
-        The rows of all silos keep `min_pooled`; those that remain when silos lie keep `min_people`. None if
-        nothing but the own rows surely remains.
-        """
+    def _rules(self, groups: LookGroups) -> list[Rule] | None:
+        """Return the rules by which this silo judges its rows with those of others, None if by its own."""
         policy = self.policy
-        choices = groups_left_out(groups, policy.colluders, self._doubted)
-        if choices is None:
-            return None
-        floors = [((), "min_pooled"), *((choice, "min_people") for choice in choices if choice)]
-        return [(choice, floor) for choice, floor in floors if getattr(policy, floor) > 0]
+        rules = groups.rules(policy.colluders, self._doubted, trusts=policy.trust_looks)
+        return None if rules is None else [rule for rule in rules if getattr(policy, rule.floor) > 0]
 
-    def _examine_union(
-        self, point: Evaluation, local: Local, looks: Looks, spaces: list[tuple[tuple[int, ...], str]]
-    ) -> None:
+    def _allowed_by(self, rule: Rule) -> float:
+        return (1.0 + 1e-9) / float(getattr(self.policy, rule.floor))
+
+    def _examine_union(self, point: Evaluation, local: Local, looks: Looks, rules: list[Rule]) -> None:
         """Check the columns of all models of the response against those of all silos, once."""
         union = looks.union(point)
         if union is None or any(union is each for each in self._unions):
             return
-        for left_out, floor in spaces:
-            space = looks.union_space(union, local, left_out)
-            largest = largest_leverage(lambda: union.rows(local), space=space)
-            if not largest <= (1.0 + 1e-9) / getattr(self.policy, floor):
-                names = tuple(union.columns)
-                advice = about_combination(names, lambda: union.rows(local), space)
-                raise RefusalError(Reason.POLICY, floor, advice)
+        for rule in rules:
+            allowed = self._allowed_by(rule) * looks.union_rest(union, local, rule.colluders)
+            space = looks.union_space(union, local, rule.left_out)
+            if largest_leverage(lambda: union.rows(local), space=space) <= allowed:
+                continue
+            if looks.groups.tells_shares and largest_leverage(lambda: union.rows(local)) <= self._allowed:
+                continue  # the own rows suffice
+            advice = about_combination(union.names, lambda: union.rows(local), space)
+            raise RefusalError(Reason.POLICY, rule.floor, advice)
+        self._unions.append(union)
+
+    def _examine_own_union(self, point: Evaluation, local: Local, looks: Looks | None) -> None:
+        """Check the columns of all models of the response by the own rows, once."""
+        union = None if looks is None else looks.union(point)
+        if union is None or any(union is each for each in self._unions) or not self.policy.min_people > 0:
+            return
+        largest = largest_leverage(lambda: union.rows(local))
+        self._require_people(largest, about_combination(union.names, lambda: union.rows(local)))
         self._unions.append(union)
 
     def _examine_gradient(self, point: Evaluation, local: Local) -> None:

@@ -35,8 +35,8 @@ import numpy as np
 from fedtmle.errors import DecodeError, InputError
 from fedtmle.model.budget import Privacy
 from fedtmle.protocol.codes import Bits, decode, encode
-from fedtmle.protocol.looks import Looks, look_groups
-from fedtmle.protocol.masked import Groups, MaskedForm
+from fedtmle.protocol.looks import LookGroups, Looks
+from fedtmle.protocol.masked import MaskedForm
 from fedtmle.protocol.masks import MOST_ROWS
 from fedtmle.protocol.messages import WIRE_FORMAT
 from fedtmle.protocol.outcome import Outcome
@@ -146,16 +146,14 @@ class Plan:
         return bool(self.roster[0].mask_key)
 
     @property
-    def look_groups(self) -> Groups:
-        """The groups of silos that judge their rows together under masks; () if each judges by its own."""
-        if not self.is_masked:
-            return ()
-        return look_groups(self.silos, self.colluders)
+    def look_groups(self) -> LookGroups:
+        """The groups of silos that judge their rows together under masks; none if each judges by its own."""
+        return LookGroups.of(self.silos, self.colluders) if self.is_masked else LookGroups()
 
     @property
     def fewest_together(self) -> int:
         """The fewest silos whose total anybody learns under masks."""
-        return min(map(len, self.look_groups), default=len(self.roster))
+        return min(map(len, self.look_groups.groups), default=len(self.roster))
 
     def first_row(self, silo: str, stated: int) -> int:
         """Return where the rows of a silo start in the pooled order.
@@ -225,7 +223,7 @@ class Follower:
 
     def __init__(self, plan: Plan, n: int) -> None:
         groups = plan.look_groups
-        self.looks = Looks(n, groups) if groups else None
+        self.looks = Looks(n, groups) if groups.groups else None
         flow = plan.program.flow(n)
         self._flow = flow if self.looks is None else self.looks.before(flow)
         self._query: Query | None = next(self._flow)

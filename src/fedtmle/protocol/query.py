@@ -332,6 +332,10 @@ class AbstractQuery(ABC, Generic[Answer, Pooled]):
         """Return how many people stand behind each label or cluster that the answer is about."""
         return ()
 
+    def rare_columns(self, floor: int) -> tuple[str, ...]:
+        """Return columns behind the answer that fewer than ``floor`` people of all silos have, if known."""
+        return ()
+
     def ships_model(self, silo: str) -> bool:
         """Return whether this silo's answer is a model of its own rows, which every party sees."""
         return False

@@ -57,7 +57,7 @@ def check_standing(plan: Plan, silo: str, keeper: Keeper, today: datetime.date) 
     if not plan.is_masked or keeper.peers is None:
         return
     doubted = doubted_silos(plan, silo, keeper)
-    groups = plan.look_groups or (plan.silos,)  # of silos whose totals are told
+    groups = plan.look_groups.groups or (plan.silos,)  # of silos whose totals are told
     own = next(group for group in groups if silo in group)
     if len(set(own) - {silo} - doubted) < keeper.policy.colluders + 1:
         raise RefusalError(Reason.TOO_FEW_SILOS, "peers")

@@ -114,7 +114,7 @@ def review(file: StudyFile, home: Home) -> Approval:
         expires="" if plan.expires is None else plan.expires.isoformat(),
         server=fingerprint_of(plan.server) if plan.server else "",
         is_masked=plan.is_masked,
-        groups=tuple(map(len, plan.look_groups)),
+        groups=tuple(map(len, plan.look_groups.groups)),
         colluders=plan.colluders,
         goes_on=plan.program.goes_on,
         silo=home.file.name,

@@ -277,7 +277,7 @@ def _about(plan: Plan, columns: tuple[ReadColumn, ...], silo: str) -> dict[str, 
         "roster": tuple(identities.values()),
         "own": _identity(own),
         "is_masked": plan.is_masked,
-        "groups": tuple(tuple(identities[name] for name in group) for group in plan.look_groups),
+        "groups": tuple(tuple(identities[name] for name in group) for group in plan.look_groups.groups),
         "zcdp": "" if plan.program.privacy is None else str(plan.program.privacy.taken),
     }
 

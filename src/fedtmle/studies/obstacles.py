@@ -19,16 +19,20 @@ from fedtmle.model.table import SILO, Table
 from fedtmle.model.types import Array, IntArray
 from fedtmle.programs.study import Study
 from fedtmle.protocol.guard import TARGETS, Policy
-from fedtmle.protocol.looks import groups_left_out
-from fedtmle.protocol.masked import Groups
+from fedtmle.protocol.looks import LookGroups
 from fedtmle.protocol.plan import brought
 from fedtmle.studyfile.schema import first_period
 
+NO_GROUPS = LookGroups()
 MERGE = "merge it with another level (levels in the silo file), or leave the variable out of the models"
 
 
 def obstacles(
-    study: Study, tables: Mapping[str, Table], policies: Mapping[str, Policy], *, groups: Groups = ()
+    study: Study,
+    tables: Mapping[str, Table],
+    policies: Mapping[str, Policy],
+    *,
+    groups: LookGroups = NO_GROUPS,
 ) -> list[Defect]:
     """Return what stands in the way of a study over these tables, all of it at once.
 
@@ -36,7 +40,7 @@ def obstacles(
     in which masked silos judge the columns of models together, so that `min_support` does not apply.
     """
     policies = {
-        name: policy if groups_left_out(groups, policy.colluders) is None else replace(policy, min_support=0)
+        name: replace(policy, min_support=0) if policy.judges_together(groups) else policy
         for name, policy in policies.items()
     }
     found: list[Defect] = []

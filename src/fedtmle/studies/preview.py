@@ -13,7 +13,6 @@ from fedtmle.errors import FedTMLEError, InputError, RefusedError
 from fedtmle.model.table import Table
 from fedtmle.programs.flow import StudyProgram
 from fedtmle.protocol.guard import Guard, RefusalError, disclosed_numbers
-from fedtmle.protocol.looks import groups_left_out
 from fedtmle.protocol.messages import Answered, Reason
 from fedtmle.protocol.plan import Plan
 from fedtmle.protocol.query import Query
@@ -151,7 +150,7 @@ def preview(plan: Plan, file: SiloFile) -> Preview:
         obstacles=(*(conflict.text for conflict in conflicts), *advice),
         brought=tuple(map(str, plan.brought)),
         is_masked=plan.is_masked,
-        judges_together=groups_left_out(plan.look_groups, file.policy.colluders) is not None,
+        judges_together=file.policy.judges_together(plan.look_groups),
     )
 
 

@@ -31,7 +31,7 @@ from fedtmle.defects import Defect, Lines, near
 from fedtmle.errors import DataError, FedTMLEError, InputError, RefusedError
 from fedtmle.model.table import AnyTable, StreamedTable, Table
 from fedtmle.programs.study import Study
-from fedtmle.protocol.looks import look_groups
+from fedtmle.protocol.looks import LookGroups
 from fedtmle.studies.home import policy_of, session_policy
 from fedtmle.studies.obstacles import obstacles
 from fedtmle.studies.preflight import differing_silos
@@ -226,7 +226,7 @@ def _obstacles(file: StudyFile, tables: Mapping[str, Table]) -> list[Defect]:
     """Return what would stop the study or make a silo refuse it; a rehearsal finds what else there is."""
     policies = {name: policy_of(source) or session_policy() for name, source in file.silos.items()}
     study = study_here(file)
-    groups = look_groups(file.silos, file.colluders) if study.aggregation == "masked" else ()
+    groups = LookGroups.of(file.silos, file.colluders) if study.aggregation == "masked" else LookGroups()
     found = obstacles(study, tables, policies, groups=groups)
     if found or sum(table.n_rows for table in tables.values()) > MOST_REHEARSED:
         return found

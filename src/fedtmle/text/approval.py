@@ -61,6 +61,11 @@ def _sums(approval: Approval) -> str:
         masked = "Sums are masked: the server and the other silos read totals over all silos."
         if not approval.groups:
             return f"{masked} Your silo judges them by its own rows."
+        if len(approval.groups) == 1 and approval.colluders:
+            return (
+                f"{masked} The silos judge the sums of models together, by coarse totals over all silos. You "
+                "rely on what they say of their rows (trust_looks): one may be curious, none may lie."
+            )
         sizes = " and ".join(map(str, approval.groups))
         return (
             f"{masked} The silos judge the sums of models together, by coarse totals over groups of {sizes} "

@@ -1,0 +1,178 @@
+"""Rows that silos judge together: the gradient or the Hessian of a model, or the columns of several.
+
+A subject says whose rows are meant and at which point, how large they can be, and how fast their sums of
+squares can shrink when the point moves. All of that is public; the rows themselves stay with the silos.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+
+from fedtmle.model.families import Family
+from fedtmle.model.leverage import LEAST_RESIDUAL, PersonRows
+from fedtmle.model.problem import JudgedTogether
+from fedtmle.model.types import Array, IntArray, Part
+from fedtmle.protocol.query import Evaluation, Local, Model, Query
+from fedtmle.protocol.views import ViewedQuery
+
+# The farthest that a linear predictor may have moved since a look: S shrinks by at most a third.
+NEAR = {Family.LOGISTIC: 0.28125, Family.GAUSSIAN: LEAST_RESIDUAL * 0.125}
+
+
+class AbstractSubject(ABC):
+    """Rows that silos judge together."""
+
+    facts: JudgedTogether
+
+    @property
+    def largest(self) -> Array:
+        """A bound of |t_j| by column; larger rows are shortened for the look, which makes S smaller."""
+        return self.weight * np.array(self.facts.sizes)
+
+    @property
+    def weight(self) -> float:
+        return self.facts.weight
+
+    @property
+    @abstractmethod
+    def names(self) -> tuple[str, ...]:
+        """The names of the columns."""
+
+    @property
+    def combinations(self) -> Array:
+        """The combinations of columns that may be zero for everyone, one in each row."""
+        combined = self.facts.combinations
+        vectors = np.zeros((len(combined), len(self.facts.ranges)))
+        for vector, combination in zip(vectors, combined, strict=True):
+            for j, factor in combination:
+                vector[j] = factor
+        return vectors
+
+    def people(self, local: Local) -> IntArray:
+        """Return how many people of a silo have each combination of columns that is not zero."""
+        vectors = self.combinations
+        found = np.zeros(len(vectors), dtype=np.int64)
+        for piece in self.rows(local):
+            told = (vectors @ piece.rows) != 0
+            if piece.counts is not None:  # a person is there if any of the rows is
+                ends = np.concatenate([np.zeros((len(told), 1), np.int64), told.cumsum(axis=1)], axis=1)
+                stops = np.cumsum(piece.counts)
+                told = ends[:, stops] > ends[:, stops - piece.counts]
+            found += told.sum(axis=1)
+        return found
+
+    @abstractmethod
+    def has_columns_of(self, other: AbstractSubject) -> bool:
+        """Return whether the columns are those of another subject, perhaps at another point."""
+
+    @abstractmethod
+    def shrunk(self, point: Evaluation) -> float:
+        """Return the largest factor by which S may be smaller at another point; infinite if that is far."""
+
+    @abstractmethod
+    def rows(self, local: Local) -> Iterator[PersonRows]:
+        """Yield a silo's rows."""
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Subject(AbstractSubject):
+    """The rows of a model's gradient at a point, or the roots of its Hessian."""
+
+    point: Evaluation
+    part: Part
+    facts: JudgedTogether
+
+    @property
+    def weight(self) -> float:
+        return self.facts.weight if self.part is Part.GRADIENT else math.sqrt(self.facts.weight)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self.point.model.design_names or ()
+
+    def has_columns_of(self, other: AbstractSubject) -> bool:
+        return isinstance(other, Subject) and other.is_of(self.point.model)
+
+    def is_of(self, model: Model) -> bool:
+        return self.point.model is model or bool(self.point.model == model)
+
+    def shrunk(self, point: Evaluation) -> float:
+        pairs, family = zip(point.eps.tolist(), self.point.eps.tolist(), strict=True), self.facts.family
+        delta = self.facts.largest_move([a - b for a, b in pairs])
+        if self.part is Part.HESSIAN and family is Family.GAUSSIAN:
+            return 1.0
+        if not delta <= NEAR[family]:
+            return math.inf
+        return math.exp(delta) if family is Family.LOGISTIC else (1.0 - delta / LEAST_RESIDUAL) ** -2
+
+    def rows(self, local: Local) -> Iterator[PersonRows]:
+        return local.submodel(self.point.model, self.point.law).told_rows(self.point.eps, self.part)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Union(AbstractSubject):
+    """The columns of all models of one response, with the residuals at zero.
+
+    There two models tell sums of the same residuals over different columns, and with them the differences
+    of columns between the models. ``columns`` says of each column by its name in which model it is, and
+    where.
+    """
+
+    models: tuple[Model, ...]
+    columns: Mapping[str, tuple[int, int]]
+    facts: JudgedTogether
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self.columns)
+
+    @classmethod
+    def of(cls, model: Model, facts: JudgedTogether) -> Union:
+        return cls((model,), {name: (0, j) for j, name in enumerate(model.design_names or ())}, facts)
+
+    def joined(self, model: Model, facts: JudgedTogether) -> Union:
+        """Return the union with another model, or this one if it has no new column."""
+        new = {name: (len(self.models), j) for j, name in enumerate(model.design_names or ())}
+        new = {name: place for name, place in new.items() if name not in self.columns}
+        if not new:
+            return self
+        columns, names = {**self.columns, **new}, model.design_names or ()
+        places = {name: place for place, name in enumerate(columns)}
+        moved = (tuple((places[names[j]], factor) for j, factor in each) for each in facts.references)
+        references = tuple(dict.fromkeys((*self.facts.references, *moved)))
+        ranges = (*self.facts.ranges, *(facts.ranges[j] for _, j in new.values()))
+        joined = self.facts._replace(ranges=ranges, references=references)
+        return Union((*self.models, model), columns, joined)
+
+    def has_columns_of(self, other: AbstractSubject) -> bool:
+        return other is self
+
+    def shrunk(self, point: Evaluation) -> float:
+        return 1.0
+
+    def rows(self, local: Local) -> Iterator[PersonRows]:
+        told = (
+            local.submodel(model, None).told_rows(np.zeros(model.dim), Part.GRADIENT) for model in self.models
+        )
+        for pieces in zip(*told, strict=True):
+            rows = np.stack([pieces[k].rows[j] for k, j in self.columns.values()])
+            yield PersonRows(rows, pieces[0].counts)
+
+
+def subjects_of(query: Query) -> Iterator[Subject]:
+    """Yield the rows behind a query that silos can judge together."""
+    for member in query.members:
+        if member.noise is not None or isinstance(member, ViewedQuery) or member.lanes is None:
+            continue
+        for point in member.evaluations():
+            facts = point.model.judged_together
+            if facts is not None and point.batch is None:
+                yield from (Subject(point, part, facts) for part in point.parts)
