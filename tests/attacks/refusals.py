@@ -358,7 +358,7 @@ which at least one silo refused at least one answer.
 MIDDLE = """
 With [three to five silos](threats.md#a-silo-that-lies) each silo's rows must hide among those of the others
 even if one of these subtracts its own. With 40 covariates and silos of 100 people each silo has up to 75 % of
-some combination of the sums, so that the silos fall back on their own rows and refuse: leave covariates out, or
+some combination of the sums. So the silos fall back on their own rows and refuse: leave covariates out or
 have more silos. In raw costs one person has up to 91 % of the sum of squares, and a logarithm helps.
 
 The studies before were counted with other generators as well: 262 of 431 simulated studies were refused, IHDP

@@ -507,6 +507,7 @@ REFUSALS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 for _name, (_options, _policy) in REFUSALS.items():
     add(f"refusal/{_name}", partial(with_files, study_of(**_options), **_policy))
 add("study/masked", partial(studied, study_of(aggregation="masked", algorithm=ft.Coded()), colluders=0))
+add("study/masked, shares", partial(studied, study_of(aggregation="masked", algorithm=ft.Coded())))
 add("refusal/heavy weights", partial(studied, study_of(weights="weight", weight_ceiling=1.0)))
 add("refusal/clusters in two silos", partial(studied, study_of(cluster="clinic")))
 add(
