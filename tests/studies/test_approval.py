@@ -125,7 +125,8 @@ def test_the_owner_sees_all_that_is_approved(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("silos", "colluders", "expected"),
     [
-        (5, 1, "Your silo judges them by its own rows."),
+        (5, 1, "You rely on what they say of their rows (trust_looks): one may be curious, none may lie."),
+        (3, 2, "Your silo judges them by its own rows."),
         (5, 0, "over groups of 5 silos. NONE of them may lie about their rows."),
         (7, 1, "over groups of 4 and 3 silos. 1 of them may lie about their rows."),
     ],

@@ -362,8 +362,8 @@ class Guard:
         self.policy = policy
         self._is_masked = is_masked  # whether the silo sends sums under masks
         self._rehearses_masked = rehearses is not None and rehearses.is_masked  # whether it will, later
-        self._rehearsed_groups = LookGroups() if rehearses is None else rehearses.look_groups
         self._doubted = doubted  # silos that the owner does not vouch for, if there is a list of those
+        self._rehearsed_rules = None if rehearses is None else self._rules(rehearses.look_groups)
         self._meter = meter
         self.queries = 0
         self.functionals = 0
@@ -561,7 +561,7 @@ class Guard:
 
         The result is reused at nearby eps, as far as the declared ranges of the columns prove it.
         """
-        if self._rules(self._rehearsed_groups) is not None and point.model.judged_together is not None:
+        if self._rehearsed_rules is not None and point.model.judged_together is not None:
             return True  # without the other silos nothing can be said
         if looks is None or point.batch is not None:
             return False
