@@ -26,8 +26,8 @@ QUERY = f"select {COLUMNS} from patients"  # noqa: S608 - a constant
 def measure(silo: str) -> None:
     """Run the study over one silo file, and print seconds and bytes as JSON."""
     import fedtmle as ft
-    from fedtmle.protocol.guard import Policy
     from fedtmle.protocol.plan import roster
+    from fedtmle.protocol.policy import UNGUARDED
     from fedtmle.runtime.keeper import Keeper
     from fedtmle.runtime.session import InProcess, Session
     from fedtmle.studies.home import open_party
@@ -48,7 +48,7 @@ def measure(silo: str) -> None:
     )
     plan = study_plan(study, roster(["silo"]))
     begin = time.perf_counter()
-    party = open_party(plan, "silo", silo, keeper=Keeper(policy=Policy.unguarded()))
+    party = open_party(plan, "silo", silo, keeper=Keeper(policy=UNGUARDED))
     opened = time.perf_counter()
     finished = Session(plan, InProcess([party])).run()
     done = time.perf_counter()

@@ -23,8 +23,9 @@ import numpy as np
 
 import fedtmle as ft
 from fedtmle.data import load_all
-from fedtmle.protocol.guard import Guard, Policy
+from fedtmle.protocol.guard import Guard
 from fedtmle.protocol.plan import Plan, roster
+from fedtmle.protocol.policy import UNGUARDED, Policy
 from fedtmle.runtime.keeper import Keeper
 from fedtmle.runtime.session import InProcess, Session
 from fedtmle.runtime.silo import Silo
@@ -112,7 +113,7 @@ def main() -> None:
                 with _Timed() as timed:
                     whole.append(run(plan, rows, Policy()))
                 within.append(timed.seconds / whole[-1])
-                more.append(whole[-1] / run(plan, rows, Policy.unguarded()) - 1.0)
+                more.append(whole[-1] / run(plan, rows, UNGUARDED) - 1.0)
             name = f"{'binary' if binary else 'continuous'} outcome, {sums} sums"
             shares = (f"{100 * statistics.median(each):.0f} %" for each in (within, more))
             print(f"| {name} | {1000 * statistics.median(whole):.0f} ms | {' | '.join(shares)} |", flush=True)

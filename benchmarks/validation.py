@@ -26,8 +26,8 @@ import fedtmle as ft
 from fedtmle.algorithms.base import TargetingProgram
 from fedtmle.data import load_all
 from fedtmle.model.submodel import GeneralisedLinear
-from fedtmle.protocol.guard import Policy
 from fedtmle.protocol.plan import Plan, roster
+from fedtmle.protocol.policy import UNGUARDED, Policy
 from fedtmle.runtime.journal import MemoryJournal
 from fedtmle.runtime.keeper import Keeper
 from fedtmle.runtime.ledger import Ledger
@@ -165,7 +165,7 @@ def measure(plan: Plan, rows: Rows, way: str) -> list[list[Step]]:
     with tempfile.TemporaryDirectory() as folder, ExitStack() as opened:
         parties = []
         for silo, own in rows.items():
-            policy, ledger = Policy.unguarded() if way == "bare" else Policy(), None
+            policy, ledger = UNGUARDED if way == "bare" else Policy(), None
             if way == "with ledger":
                 ledger = opened.enter_context(closing(Ledger(Path(folder) / silo, sync=False)))
             keeper = Keeper(policy=policy, journal=MemoryJournal(), ledger=ledger)

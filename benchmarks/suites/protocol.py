@@ -14,8 +14,8 @@ import fedtmle as ft
 from benchmarks.table import Row
 from fedtmle.algorithms.base import TargetingProgram
 from fedtmle.protocol import messages
-from fedtmle.protocol.guard import Policy
 from fedtmle.protocol.plan import Plan, roster
+from fedtmle.protocol.policy import UNGUARDED
 from fedtmle.runtime.journal import MemoryJournal
 from fedtmle.runtime.keeper import Keeper
 from fedtmle.runtime.ledger import Ledger
@@ -59,7 +59,7 @@ def _run(silos: int, *, guarded: bool = False, noted: bool = False) -> tuple[flo
         for name in names:
             own = read_rows(problem, name, rng.uniform(0, 20, ROWS))
             ledger = Ledger(Path(folder) / f"{name}.jsonl", sync=False) if noted else None
-            policy = Policy.unguarded()
+            policy = UNGUARDED
             if guarded:  # every gradient is looked at; so few rows are not refused
                 policy = replace(policy, min_people=1.001)
             keeper = Keeper(policy=policy, journal=MemoryJournal(), ledger=ledger)

@@ -163,8 +163,8 @@ if TYPE_CHECKING:  # for type checkers and editors; at run time, __getattr__ bel
     from fedtmle.programs.target import AbstractTarget as AbstractTarget
     from fedtmle.protocol.coded import Certified as Certified
     from fedtmle.protocol.coded import Estimated as Estimated
-    from fedtmle.protocol.guard import Policy as Policy
     from fedtmle.protocol.outcome import Status as Status
+    from fedtmle.protocol.policy import Policy as Policy
     from fedtmle.protocol.query import AbstractQuery as AbstractQuery
     from fedtmle.protocol.query import IntegerSums as IntegerSums
     from fedtmle.results.result import StudyResult as StudyResult

@@ -15,7 +15,7 @@ from fedtmle.initial.glm import GLM
 from fedtmle.layout import Document, aligned, covariate_name, number, probability, wrapped
 from fedtmle.model.types import Array
 from fedtmle.programs.study import Study
-from fedtmle.protocol.guard import Policy
+from fedtmle.protocol.policy import Policy
 from fedtmle.studies.run import run
 from fedtmle.targets.effects.estimands import ATE
 from fedtmle.text.certificate import certificate

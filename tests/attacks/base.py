@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from fedtmle.protocol.guard import Policy
 from fedtmle.protocol.messages import Reason
 from fedtmle.protocol.plan import Member, Plan
+from fedtmle.protocol.policy import UNGUARDED, Policy
 from fedtmle.runtime.journal import MemoryJournal
 from fedtmle.runtime.keeper import Keeper
 from fedtmle.runtime.ledger import Ledger
@@ -104,7 +104,7 @@ class AbstractAttack(ABC):
 
     def without(self, *keys: str) -> Policy:
         """The guarded policy with some keys off."""
-        off = Policy.unguarded()
+        off = UNGUARDED
         return replace(self.guarded(), **{key: getattr(off, key) for key in keys})
 
     def keeper(self, policy: Policy, ledger: Path | None = None) -> Keeper:

@@ -11,8 +11,8 @@ import fedtmle as ft
 from fedtmle.algorithms.base import AbstractAlgorithm, TargetingProgram
 from fedtmle.data import load_all
 from fedtmle.errors import FedTMLEError, RefusedError
-from fedtmle.protocol.guard import Policy
 from fedtmle.protocol.plan import Plan, roster
+from fedtmle.protocol.policy import Policy
 from fedtmle.runtime.keeper import Keeper
 from fedtmle.runtime.rows import read_rows
 from fedtmle.runtime.session import InProcess, Session

@@ -11,9 +11,9 @@ from fedtmle.algorithms.base import TargetingProgram
 from fedtmle.model.leverage import PersonRows, largest_leverage
 from fedtmle.protocol import messages
 from fedtmle.protocol.coded import Action, Rounded
-from fedtmle.protocol.guard import Policy
 from fedtmle.protocol.messages import Ask, Close, Compare
 from fedtmle.protocol.plan import Member, Plan
+from fedtmle.protocol.policy import Policy
 from fedtmle.runtime.keeper import Keeper
 from fedtmle.runtime.rows import read_rows
 from fedtmle.runtime.session import InProcess, Session

@@ -15,11 +15,11 @@ from fedtmle.algorithms.base import TargetingProgram
 from fedtmle.model.exact import Sums
 from fedtmle.protocol import messages
 from fedtmle.protocol.codes import BitReader, Bits, BitWriter
-from fedtmle.protocol.guard import Policy
 from fedtmle.protocol.masked import MaskedForm
 from fedtmle.protocol.masks import COUNT, Masked, Masker, Packing
 from fedtmle.protocol.messages import Answered, Begin, Counted, Open, Payload, Reason, SignedAnswer
 from fedtmle.protocol.plan import Follower, Plan
+from fedtmle.protocol.policy import Policy
 from fedtmle.runtime.keeper import Keeper
 from fedtmle.runtime.masked_link import MaskedLink
 from fedtmle.runtime.signing import answer_statement

@@ -19,9 +19,9 @@ from fedtmle.model.exact import Sums
 from fedtmle.protocol import messages
 from fedtmle.protocol.coded import Action, Rounded, RoundedCode
 from fedtmle.protocol.codes import BitReader, BitWriter, fixed_width
-from fedtmle.protocol.guard import Policy
 from fedtmle.protocol.messages import Answered, Ask, Payload, Reason
 from fedtmle.protocol.plan import Plan, roster
+from fedtmle.protocol.policy import Policy
 from fedtmle.runtime.keeper import Keeper
 from fedtmle.runtime.silo import Silo
 from tests.attacks.base import START, AbstractAttack, Victim

@@ -18,9 +18,10 @@ import fedtmle as ft
 from fedtmle.errors import RefusedError
 from fedtmle.protocol import messages
 from fedtmle.protocol.codes import BitWriter
-from fedtmle.protocol.guard import Guard, Policy
+from fedtmle.protocol.guard import Guard
 from fedtmle.protocol.messages import Answered, Open, Reason, Refused
 from fedtmle.protocol.plan import roster
+from fedtmle.protocol.policy import Policy
 from fedtmle.protocol.query import AbstractQuery
 from fedtmle.runtime.keeper import Keeper
 from fedtmle.runtime.ledger import Ledger, read

@@ -14,7 +14,8 @@ from fedtmle.model import kernels
 from fedtmle.model.families import Family
 from fedtmle.model.submodel import GeneralisedLinear, NoNormaliser
 from fedtmle.model.types import Array, IntArray, Part, RowBound
-from fedtmle.protocol.guard import Guard, Policy, RefusalError
+from fedtmle.protocol.guard import Guard, RefusalError
+from fedtmle.protocol.policy import UNGUARDED, Policy
 from fedtmle.protocol.sums import SumsQuery
 from fedtmle.runtime.rows import LocalRows
 from tests.premise import Premise
@@ -79,7 +80,7 @@ def draw(rng: np.random.Generator) -> Drawn:
 
 def draw_policy(rng: np.random.Generator) -> Policy:
     return dataclasses.replace(
-        Policy.unguarded(),
+        UNGUARDED,
         min_people=float(rng.choice([0, 1.2, 3, 20, 300])),
         min_support=int(rng.choice([0, 5, 50])),
     )

@@ -21,9 +21,10 @@ from fedtmle.model.statistics import AbstractBins, AbstractBoundedColumns, Group
 from fedtmle.model.submodel import AbstractSubmodel, GeneralisedLinear, NoNormaliser
 from fedtmle.model.types import IntArray, Part, RowBound
 from fedtmle.protocol.bins import BinsQuery
-from fedtmle.protocol.guard import Guard, Policy, RefusalError, _Examined, _largest_of_columns
+from fedtmle.protocol.guard import Guard, RefusalError, _Examined, _largest_of_columns
 from fedtmle.protocol.messages import Reason
 from fedtmle.protocol.plan import Plan, roster
+from fedtmle.protocol.policy import UNGUARDED, Policy
 from fedtmle.protocol.query import AbstractQuery, CountCell, JointQuery, Model, Phase, ToldColumns
 from fedtmle.protocol.sums import SumsQuery, TallyQuery
 from fedtmle.runtime.rows import LocalRows
@@ -389,7 +390,7 @@ def test_the_folds_of_a_super_learner_count_too_within_those_of_the_study() -> N
     assert study.smallest_part(table) > crossed.smallest_part(table) >= 4
 
 
-@pytest.mark.parametrize(("policy", "told"), [(Policy.unguarded(), 1), (Policy(), None)])
+@pytest.mark.parametrize(("policy", "told"), [(UNGUARDED, 1), (Policy(), None)])
 def test_a_few_truncated_rows_are_hidden(policy: Policy, told: int | None) -> None:
     """A count of few is not refused but left out, and so is the rest that would tell it."""
     rows = np.zeros(60, dtype=np.uint8)

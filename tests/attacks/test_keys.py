@@ -6,7 +6,7 @@ from dataclasses import fields
 
 import pytest
 
-from fedtmle.protocol.guard import Policy
+from fedtmle.protocol.policy import Policy
 from tests.attacks.test_attacks import EACH_KEY
 
 ELSEWHERE = {

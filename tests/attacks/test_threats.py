@@ -10,8 +10,8 @@ import pytest
 import fedtmle as ft
 from fedtmle.demo import IHDP, ihdp_silos
 from fedtmle.initial.trees import SMALLEST_LEAF
-from fedtmle.protocol.guard import Policy
 from fedtmle.protocol.plan import roster
+from fedtmle.protocol.policy import Policy
 from fedtmle.studyfile.file import study_plan
 from fedtmle.studyfile.schema import schema_of
 from tests.attacks import limits

@@ -7,7 +7,7 @@ import pytest
 
 from fedtmle.data import ColumnMap, Database, DataErrors, Defect, SiloFile, read_silo_file
 from fedtmle.errors import InputError
-from fedtmle.protocol.guard import Policy
+from fedtmle.protocol.policy import Policy
 from tests.narrow import load
 
 from .asking import as_csv, defect, factor, labels, make_database, numeric, schema

@@ -25,7 +25,7 @@ from fedtmle.data import (
     load,
 )
 from fedtmle.model.table import StreamedTable, Table
-from fedtmle.protocol.guard import Policy
+from fedtmle.protocol.policy import Policy
 from tests.databases.server import Server
 from tests.premise import Premise
 

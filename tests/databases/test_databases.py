@@ -26,8 +26,8 @@ from fedtmle.data.database import identifier, statement, statement_defect
 from fedtmle.data.drivers import Trouble
 from fedtmle.demo import IHDP
 from fedtmle.model.table import StreamedTable, Table
-from fedtmle.protocol.guard import Policy
 from fedtmle.protocol.plan import roster
+from fedtmle.protocol.policy import UNGUARDED
 from fedtmle.runtime.keeper import Keeper
 from fedtmle.runtime.session import InProcess, Session
 from fedtmle.studies.home import open_party
@@ -232,7 +232,7 @@ def test_sqlite_gives_the_bytes_of_the_csv_run(tmp_path: Path) -> None:
             for name, rows in HOSPITALS.items():
                 (tmp_path / f"{name}.sqlite").unlink(missing_ok=True)
                 path = silo_file(tmp_path, name, write(tmp_path, name, rows), stream=stream)
-                silos.append(open_party(plan, name, path, keeper=Keeper(policy=Policy.unguarded())))
+                silos.append(open_party(plan, name, path, keeper=Keeper(policy=UNGUARDED)))
             transcripts.append(Session(plan, InProcess(silos)).run().transcript)
     assert transcripts[0] == transcripts[1] == transcripts[2]
 

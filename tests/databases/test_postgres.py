@@ -27,8 +27,8 @@ from fedtmle.data.drivers import Trouble, WriteAccessWarning
 from fedtmle.demo import IHDP
 from fedtmle.errors import JournalError
 from fedtmle.model.table import StreamedTable, Table
-from fedtmle.protocol.guard import Policy
 from fedtmle.protocol.plan import roster
+from fedtmle.protocol.policy import UNGUARDED
 from fedtmle.runtime.journal import FileJournal
 from fedtmle.runtime.keeper import Keeper
 from fedtmle.runtime.session import Finished, InProcess, Journalled, Session
@@ -107,7 +107,7 @@ def parties(files: Mapping[str, Path], *, journals: ExitStack | None = None) -> 
         journal = None
         if journals is not None:
             journal = journals.enter_context(closing(FileJournal(path.with_suffix(".journal"))))
-        keeper = Keeper(policy=Policy.unguarded(), journal=journal)
+        keeper = Keeper(policy=UNGUARDED, journal=journal)
         silos.append(open_party(PLAN, name, path, keeper=keeper))
     return silos
 
@@ -217,7 +217,7 @@ def test_data_that_changed_under_a_run_are_refused(
 ) -> None:
     name, rows = next(iter(HOSPITALS.items()))
     plan = study_plan(IHDP, roster([name]))
-    open_keeper = partial(Keeper, policy=Policy.unguarded())
+    open_keeper = partial(Keeper, policy=UNGUARDED)
     as_postgres(server, "hospital", rows)
     make(server, "grant usage on schema public to reader")
     path = silo_file(tmp_path, name, f'database = {{url_env = "{url}"}}\ntable = "infants"', stream=stream)

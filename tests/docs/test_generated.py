@@ -12,8 +12,8 @@ from tools.document.__main__ import DOCS, PAGES, PARTS, with_part
 from tools.document.examples import classes
 from tools.document.messages import RISKS
 
-from fedtmle.protocol.guard import Policy
 from fedtmle.protocol.messages import TABLE, State
+from fedtmle.protocol.policy import Policy
 from fedtmle.targets.effects.estimands import ESTIMANDS
 
 ROOT = Path(__file__).parents[2]

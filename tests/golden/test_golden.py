@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedtmle.protocol.guard import Policy
 from fedtmle.protocol.messages import Reason
 from fedtmle.protocol.outcome import Status
+from fedtmle.protocol.policy import Policy
 from tests.golden import pinned
 from tests.golden.record import differences, load, perform
 from tests.golden.runs import RUNS

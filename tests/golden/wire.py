@@ -15,8 +15,8 @@ import numpy as np
 import fedtmle as ft
 from fedtmle.algorithms.base import TargetingProgram
 from fedtmle.errors import JournalError
-from fedtmle.protocol.guard import Policy
 from fedtmle.protocol.plan import Member, Plan
+from fedtmle.protocol.policy import Policy
 from fedtmle.runtime.journal import MemoryJournal
 from fedtmle.runtime.keeper import Keeper
 from fedtmle.runtime.rows import read_rows

@@ -10,7 +10,7 @@ import pytest
 from fedtmle.errors import RefusedError
 from fedtmle.model.leverage import PersonRows, heaviest_combination, largest_leverage
 from fedtmle.protocol.advice import about_combination
-from fedtmle.protocol.guard import Policy
+from fedtmle.protocol.policy import Policy
 from fedtmle.runtime.keeper import Keeper
 from fedtmle.runtime.session import InProcess, Session
 from fedtmle.runtime.silo import Silo

@@ -13,9 +13,10 @@ from fedtmle.algorithms.base import TargetingProgram
 from fedtmle.errors import RefusedError
 from fedtmle.model.leverage import PersonRows
 from fedtmle.protocol.batches import FreshBatches
-from fedtmle.protocol.guard import Guard, Policy, RefusalError
+from fedtmle.protocol.guard import Guard, RefusalError
 from fedtmle.protocol.messages import Reason
 from fedtmle.protocol.plan import Plan, roster
+from fedtmle.protocol.policy import Policy
 from fedtmle.runtime.keeper import Keeper
 from fedtmle.runtime.session import InProcess, Session
 from fedtmle.runtime.silo import Silo

@@ -16,7 +16,8 @@ from fedtmle.errors import DecodeError
 from fedtmle.model.statistics import AbstractBins, Forecast, Group
 from fedtmle.protocol.bins import BinsQuery, BinTotal, CellsCode, smallest_cell
 from fedtmle.protocol.codes import BitReader, BitWriter, decode, encode, golomb_length, golomb_order
-from fedtmle.protocol.guard import Guard, Policy
+from fedtmle.protocol.guard import Guard
+from fedtmle.protocol.policy import UNGUARDED
 from tests.premise import Premise
 
 
@@ -45,7 +46,7 @@ QUERY = BinsQuery(bins=OneGroup(), n=100)
 
 def answered(local: Any, floor: int = 5, query: BinsQuery = QUERY) -> Any:
     """The answer as it leaves a silo with this smallest cell."""
-    policy = replace(Policy.unguarded(), min_cell=floor)
+    policy = replace(UNGUARDED, min_cell=floor)
     return Guard(policy).release(query, query.answer(local), 100)
 
 

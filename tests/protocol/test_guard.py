@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fedtmle.errors import InputError
-from fedtmle.protocol.guard import Direction, Limit, Policy
+from fedtmle.protocol.policy import UNGUARDED, Direction, Limit, Policy
 
 LIMITS = Policy.limits()
 
@@ -47,7 +47,7 @@ def test_a_value_that_is_no_number_is_named(value: Any) -> None:
 
 
 def test_unguarded_has_every_limit_off() -> None:
-    off = Policy.unguarded()
+    off = UNGUARDED
     for key in (key for key in fields(Policy) if key.metadata):
         assert getattr(off, key.name) == key.metadata["off"]
     assert off.allow_targets is None

@@ -20,10 +20,11 @@ from fedtmle.model.leverage import PersonRows, deviations, largest_leverage
 from fedtmle.model.problem import JudgedTogether
 from fedtmle.model.types import Array, Part, upper_pairs
 from fedtmle.protocol.grams import AbstractLook, LookQuery, PeopleQuery
-from fedtmle.protocol.guard import Guard, Policy
+from fedtmle.protocol.guard import Guard
 from fedtmle.protocol.looks import LookGroups, Looks, groups_left_out
 from fedtmle.protocol.outcome import Targeted
 from fedtmle.protocol.plan import Member, Plan
+from fedtmle.protocol.policy import UNGUARDED, Policy
 from fedtmle.protocol.query import Evaluation, Local, Query
 from fedtmle.protocol.subjects import NEAR, Subject
 from fedtmle.runtime.keeper import Keeper
@@ -126,7 +127,7 @@ def test_no_leverage_is_stated_smaller_than_it_is(family: Any, monkeypatch: pyte
     seen, binary = Seen(), family == "binomial"
     monkeypatch.setattr(Guard, "examine", lambda *arguments: seen.examine(*arguments))  # noqa: PLW0108 - it binds the guard
     study = asked("a + w + z + rare + a:w", binary=binary, family=family)
-    masked(study, cohort(3, (40, 60, 50, 55, 45, 50), 0.1, binary=binary), Policy.unguarded())
+    masked(study, cohort(3, (40, 60, 50, 55, 45, 50), 0.1, binary=binary), UNGUARDED)
     with Premise("the own rows would say more than twice as much", at_least=0.5) as premise:
         check_leverages(seen, premise)
 
@@ -322,7 +323,7 @@ def test_what_few_silos_state_holds_after_any_one_took_out_its_rows(
                     seen.setdefault((guard.queries, k, part), {})[local.name] = rows, stated / rest
 
     monkeypatch.setattr(Guard, "examine", lambda *arguments: examine(*arguments))  # noqa: PLW0108 - it binds
-    masked(asked("a + w + z + rare + a:w"), cohort(3, sizes, 0.1), Policy.unguarded())
+    masked(asked("a + w + z + rare + a:w"), cohort(3, sizes, 0.1), UNGUARDED)
     with Premise("what is stated without the shares would be too little", at_least=0.5) as premise:
         for by_silo in seen.values():
             truths: list[tuple[Array, Array]] = []
@@ -362,7 +363,7 @@ def test_what_is_stated_holds_for_any_silos_that_lie(monkeypatch: pytest.MonkeyP
     silos = cohort(3, (60,) * 6, 0.1)
     for m, rows in enumerate(silos.values()):
         rows["site"] = np.full(60, str(m))
-    masked(study, silos, Policy.unguarded())
+    masked(study, silos, UNGUARDED)
     for by_silo in seen.values():
         for gone in by_silo:
             rest = np.concatenate([rows for name, (rows, _) in by_silo.items() if name != gone], axis=1)

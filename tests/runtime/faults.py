@@ -33,10 +33,10 @@ from fedtmle.errors import DeadlineError
 from fedtmle.initial.glm import GLM
 from fedtmle.model.problem import Estimate
 from fedtmle.protocol import messages
-from fedtmle.protocol.guard import Policy
 from fedtmle.protocol.messages import Reason, Refused
 from fedtmle.protocol.outcome import Outcome, Targeted
 from fedtmle.protocol.plan import Member, Plan, roster
+from fedtmle.protocol.policy import UNGUARDED
 from fedtmle.runtime.journal import Journal
 from fedtmle.runtime.keeper import Keeper
 from fedtmle.runtime.ledger import Ledger, read, text
@@ -159,7 +159,7 @@ def reference(case: str) -> Reference:
 
 def keeper_without_ledger(silo: str, journal: Journal, _: Fate) -> Keeper:
     # Batches are guarded: what the guard knows of their partition has to survive a restart too.
-    policy = dataclasses.replace(Policy.unguarded(), min_batch=1)
+    policy = dataclasses.replace(UNGUARDED, min_batch=1)
     key = key_of(silo)
     return Keeper(journal=journal, policy=policy, clock=lambda: NOON, key=key, mask_key=key.mask_key)
 

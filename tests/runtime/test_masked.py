@@ -19,9 +19,10 @@ from fedtmle import solver
 from fedtmle.errors import DecodeError, FedTMLEError, InputError, RefusedError
 from fedtmle.protocol import messages
 from fedtmle.protocol.grams import AbstractLook
-from fedtmle.protocol.guard import Policy, RefusalError
+from fedtmle.protocol.guard import RefusalError
 from fedtmle.protocol.messages import Answered, Ask, Begin, Close, Counted, Payload, Reason
 from fedtmle.protocol.plan import Member, Plan
+from fedtmle.protocol.policy import UNGUARDED, Policy
 from fedtmle.report.page import render
 from fedtmle.runtime.keeper import Keeper
 from fedtmle.runtime.replay import heard_rounds, overhear, replay
@@ -192,7 +193,7 @@ def test_a_silo_takes_part_with_enough_vouched_for(vouched: str | None, is_refus
     named = {"a": own, "b": others[0], "c": others[1]}
     peers = None if vouched is None else frozenset(key_of(named[letter]).public_keys for letter in vouched)
     key = key_of(own)
-    policy = replace(Policy.unguarded(), colluders=1)
+    policy = replace(UNGUARDED, colluders=1)
     silo = Silo(
         own, plan, rows[own], keeper=Keeper(policy=policy, key=key, mask_key=key.mask_key, peers=peers)
     )

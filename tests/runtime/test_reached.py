@@ -13,8 +13,8 @@ import fedtmle as ft
 from fedtmle.algorithms.base import TargetingProgram
 from fedtmle.data import load_all
 from fedtmle.errors import DeadlineError, ProtocolError, Reached, RefusedError
-from fedtmle.protocol.guard import Policy
 from fedtmle.protocol.plan import Plan, roster
+from fedtmle.protocol.policy import UNGUARDED
 from fedtmle.protocol.query import Phase
 from fedtmle.results.certainty import SEVERAL, reported
 from fedtmle.runtime.reached import NO_RESIDUAL, NOT_BEGUN
@@ -33,7 +33,7 @@ TABLES = silos(2)
 def refused_after(study: ft.Study, rounds: int, tables: Any = TABLES) -> Reached:
     """Return how far a run got whose silos answer so many rounds and refuse the next."""
     with pytest.raises(RefusedError) as caught:
-        ft.run(study, tables, policy=replace(Policy.unguarded(), max_queries=rounds))
+        ft.run(study, tables, policy=replace(UNGUARDED, max_queries=rounds))
     assert caught.value.reached is not None
     assert caught.value.reached.rounds == rounds
     return caught.value.reached

@@ -23,9 +23,10 @@ from hypothesis import strategies as st
 import fedtmle as ft
 from fedtmle.errors import JournalError, RefusedError
 from fedtmle.protocol import messages
-from fedtmle.protocol.guard import Policy, RefusalError
+from fedtmle.protocol.guard import RefusalError
 from fedtmle.protocol.messages import Reason, Refused
 from fedtmle.protocol.outcome import Targeted
+from fedtmle.protocol.policy import UNGUARDED, Policy
 from fedtmle.runtime import ledger as ledgers
 from fedtmle.runtime.journal import MAGIC, FileJournal, MemoryJournal, frame
 from fedtmle.runtime.keeper import Keeper
@@ -182,7 +183,7 @@ def silos(
             keeper = Keeper(
                 journal=opened.enter_context(closing(journal(folder / f"{name}.journal", sync=False))),
                 ledger=opened.enter_context(closing(Ledger(folder / f"{name}.ledger", sync=False))),
-                policy=policy or Policy.unguarded(),
+                policy=policy or UNGUARDED,
                 clock=lambda: NOON,
             )
             parties.append(Silo(name, expected.plan, expected.rows[name], keeper=keeper))
@@ -322,7 +323,7 @@ def test_answered_requests_of_any_length_are_known_after_a_restart(
 
 
 def test_the_partition_into_batches_is_known_after_a_restart(tmp_path: Path) -> None:
-    policy = dataclasses.replace(Policy.unguarded(), min_batch=1)
+    policy = dataclasses.replace(UNGUARDED, min_batch=1)
     expected = reference("mean, sgd")
     with silos(tmp_path, "mean, sgd", policy=policy) as parties:
         Session(expected.plan, InProcess(parties)).run()

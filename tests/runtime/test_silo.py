@@ -20,7 +20,7 @@ from fedtmle.algorithms.base import AbstractAlgorithm, TargetingProgram
 from fedtmle.errors import ContributionError, ProtocolError, RefusedError
 from fedtmle.protocol import messages
 from fedtmle.protocol.codes import decode
-from fedtmle.protocol.guard import Guard, Policy, disclosed_numbers
+from fedtmle.protocol.guard import Guard, disclosed_numbers
 from fedtmle.protocol.messages import (
     Answered,
     Ask,
@@ -36,6 +36,7 @@ from fedtmle.protocol.messages import (
     State,
 )
 from fedtmle.protocol.plan import Follower, Plan, roster
+from fedtmle.protocol.policy import UNGUARDED, Policy
 from fedtmle.protocol.query import Problem, Query
 from fedtmle.runtime.keeper import Keeper
 from fedtmle.runtime.ledger import Ledger, read
@@ -197,7 +198,7 @@ def test_an_answer_of_unknown_size_is_charged_by_its_bits() -> None:
         Silo(name, plan, table, keeper=keeper if name == "s1" else Keeper()) for name, table in tables.items()
     ]
     run_embedded(plan, silos)
-    guard = Guard(Policy.unguarded())
+    guard = Guard(UNGUARDED)
     unknown = 0
     for query, bits in asked:
         before = guard.functionals
@@ -224,7 +225,7 @@ def test_a_silo_charges_answers_of_unknown_size_and_refuses_them_beyond_its_limi
         run_embedded(plan, [Silo(name, plan, table, keeper=parties[name]) for name, table in tables.items()])
 
     with closing(Ledger(tmp_path / "ledger.jsonl", sync=False)) as ledger:
-        run(Policy.unguarded(), ledger)
+        run(UNGUARDED, ledger)
     declared = sum(query.functionals for query, _ in asked)
     told = sum(disclosed_numbers(query, bits) for query, bits in asked)
     assert told > declared
@@ -233,9 +234,9 @@ def test_a_silo_charges_answers_of_unknown_size_and_refuses_them_beyond_its_limi
     last, bits = asked[-1]
     admitted = told - disclosed_numbers(last, bits) + last.functionals  # when the last query is admitted
     assert admitted > declared
-    run(replace(Policy.unguarded(), max_functionals=admitted), None)
+    run(replace(UNGUARDED, max_functionals=admitted), None)
     with pytest.raises(RefusedError, match="no more numbers"):
-        run(replace(Policy.unguarded(), max_functionals=admitted - 1), None)
+        run(replace(UNGUARDED, max_functionals=admitted - 1), None)
 
 
 is_request = Premise("the bytes are a request", at_least=0.2)

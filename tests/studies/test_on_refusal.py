@@ -16,9 +16,9 @@ import fedtmle as ft
 from fedtmle.cli import app
 from fedtmle.errors import InputError, ProtocolError, RefusedError
 from fedtmle.protocol import messages
-from fedtmle.protocol.guard import Policy
 from fedtmle.protocol.messages import Begin, Reason, Refused
 from fedtmle.protocol.plan import roster
+from fedtmle.protocol.policy import Policy
 from fedtmle.report import page
 from fedtmle.runtime.replay import replay
 from fedtmle.runtime.session import InProcess, Session

@@ -20,8 +20,8 @@ import fedtmle as ft
 from fedtmle.cli import app
 from fedtmle.errors import InputError, RefusedError
 from fedtmle.protocol import plan as module
-from fedtmle.protocol.guard import Policy
 from fedtmle.protocol.plan import Provenance, provenance
+from fedtmle.protocol.policy import UNGUARDED, Policy
 from fedtmle.runtime.keeper import Keeper
 from fedtmle.runtime.session import InProcess, Session
 from fedtmle.runtime.silo import Silo
@@ -210,7 +210,7 @@ def test_an_owner_s_list_is_checked() -> None:
     there = Provenance("m", "T", None, None, None)  # not installed: by its module
     assert Policy(allow_targets=("m",)).allows(there)
     assert not Policy().allows(there)
-    assert Policy.unguarded().allows(there)
+    assert UNGUARDED.allows(there)
 
 
 BROKEN = {

@@ -48,7 +48,7 @@ from typing import TypeGuard
 from fedtmle.data.database import DatabaseQuery, names_database, sqlite_query
 from fedtmle.defects import Defects, Lines, Toml
 from fedtmle.errors import InputError
-from fedtmle.protocol.guard import Policy
+from fedtmle.protocol.policy import Policy
 
 SHORTEST_SECRET = 16  # characters; a shorter one is soon guessed
 ATTRIBUTES = ("mean", "record")

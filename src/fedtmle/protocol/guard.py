@@ -1,8 +1,4 @@
-"""A silo's policy, and the guard: the one place that holds a query and its answer against it.
-
-The owner states a `Policy`: floors that can only be raised, caps that can only be lowered. Its defaults are
-the package's own limits, and a silo's file may be stricter in any key and laxer in none, so a study cannot
-ask a silo to let its guard down.
+"""The guard: the one place that holds a query and its answer against a silo's policy.
 
 A silo answers in four steps: the `Guard` *admits* the query by limits that do not depend on the rows, it
 *examines* the rows behind it, the query computes its answer, and the guard *releases* the answer, with the
@@ -12,19 +8,15 @@ own; all others share one coarse code, so that a refusal discloses as little as 
 
 from __future__ import annotations
 
-import difflib
-import enum
 import math
-import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
-from functools import cache, partial
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import replace
+from functools import partial
 from operator import add, sub
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from fedtmle.errors import InputError
 from fedtmle.model.budget import Privacy
 from fedtmle.model.exact import Sums
 from fedtmle.model.leverage import Look, PersonRows, largest_leverage
@@ -43,7 +35,8 @@ from fedtmle.protocol.designs import Designs
 from fedtmle.protocol.looks import LookGroups, Looks, Rule
 from fedtmle.protocol.masked import open_members
 from fedtmle.protocol.messages import Reason
-from fedtmle.protocol.plan import Plan, Provenance
+from fedtmle.protocol.plan import Plan
+from fedtmle.protocol.policy import TARGETS, Policy
 from fedtmle.protocol.query import (
     EVERYBODY,
     AbstractQuery,
@@ -59,251 +52,10 @@ from fedtmle.protocol.query import (
 )
 from fedtmle.protocol.subjects import Union
 
-
-class Direction(enum.StrEnum):
-    """Which way a key may be changed."""
-
-    FLOOR = "may only be raised"
-    CAP = "may only be lowered"
-    PERMIT = "may only be taken back"
-    CONSENT = "the owner's free choice"
-
-
-class Limit(NamedTuple):
-    """One key of a policy.
-
-    A silo may change its ``default`` in one ``direction``; ``off`` is its value where nothing is guarded.
-    """
-
-    name: str
-    default: float
-    direction: Direction
-    meaning: str
-    off: float
-
-    def is_laxer(self, value: float) -> bool:
-        """Return whether ``value`` allows what the default does not."""
-        match self.direction:
-            case Direction.FLOOR:
-                return value < self.default
-            case Direction.CAP:
-                return value > self.default
-            case Direction.PERMIT:
-                return bool(value and not self.default)
-            case Direction.CONSENT:
-                return False
-
-
+LAXEST = Policy()  # that a silo file can state
 MOST_DECLINED = 4  # answers that a silo declines in one study: each is a bit about its rows
 MOST_KEPT = 1 << 22  # numbers of told columns that are kept while they are judged, instead of evaluated again
 MARGIN = 1.5  # by which a look is to fall below what is allowed, so that it lasts for nearby points
-Number = TypeVar("Number", bound=float)
-TARGETS = "allow_targets"  # the one key that is no number
-
-
-def _key(direction: Direction, default: Number, off: float, meaning: str) -> Number:
-    metadata = {"direction": direction, "default": default, "off": off, "meaning": meaning}
-    return field(default=default, metadata=metadata)
-
-
-_FLOOR, _CAP, _PERMIT, _CONSENT = Direction.FLOOR, Direction.CAP, Direction.PERMIT, Direction.CONSENT
-
-
-@dataclass(frozen=True, kw_only=True)
-class Policy:
-    """One silo's limits, which the owner sets and no study can change.
-
-    A floor may be raised and a cap lowered by the silo file; the defaults are the least that a silo keeps
-    unless its owner gives a reason.
-
-    Parameters
-    ----------
-    allow_targets
-        Distributions whose targets the silo runs, as "name" or "name==version". None allows any.
-
-    Raises
-    ------
-    InputError
-        A limit is not a number of at least 0, or a permission is not true or false.
-
-    Examples
-    --------
-    >>> ft.Policy(min_rows=50).min_rows
-    50
-    """
-
-    min_rows: int = _key(_FLOOR, 20, 0, "Records that the silo must have.")
-    min_arm_rows: int = _key(
-        _FLOOR, 10, 0, "Records, and records with an outcome, in each arm and stratum that the silo has."
-    )
-    min_missing: int = _key(_FLOOR, 1, 0, "If outcomes are missing in an arm, at least so many must be.")
-    min_truncated: int = _key(
-        _FLOOR, 1, 0, "If treatment probabilities were truncated, at least so many must be."
-    )
-    min_cell: int = _key(
-        _FLOOR,
-        5,
-        1,
-        "Smallest count disclosed in preflight tables, and floor of bins and covariates during the study.",
-    )
-    min_silos: int = _key(_FLOOR, 2, 0, "Silos that the study must have.")
-    colluders: int = _key(
-        _CONSENT, 1, 0, "How many other silos may cheat without weakening your protection (masks.md)."
-    )
-    trust_looks: bool = _key(
-        _PERMIT,
-        True,
-        True,
-        "With three to five masked silos, believe what the others say of their records (masks.md).",
-    )
-    min_batch: int = _key(
-        _FLOOR, 20, 0, "Own records in a batch; batches are a fixed partition, unless fresh_batches."
-    )
-    min_fold: int = _key(_FLOOR, 5, 0, "Own records in a fold of cross-fitting.")
-    min_support: int = _key(
-        _FLOOR,
-        5,
-        0,
-        "If anyone has a model's covariate (a level, say), at least so many people must: at this silo or, "
-        "under masks, at all silos together.",
-    )
-    min_people: float = _key(
-        _FLOOR,
-        1.2,
-        0.0,
-        "No one person may make up more than one part in so many (1.2: 83 %) of any number that can be "
-        "computed from one answer.",
-    )
-    min_pooled: float = _key(
-        _FLOOR, 2.0, 0.0, "The same limit for masked studies, counted over all silos' records."
-    )
-    max_queries: int = _key(_CAP, 5_000, math.inf, "Queries answered in one study.")
-    max_functionals: int = _key(_CAP, 500_000, math.inf, "Numbers disclosed in one study.")
-    max_eps: float = _key(_CAP, 100.0, math.inf, "How far the server may push the model in one step.")
-    max_path: float = _key(
-        _CAP, 1_000.0, math.inf, "How far the server may push the model in all steps together."
-    )
-    max_coefficient: float = _key(
-        _CAP, 200.0, math.inf, "How large the coefficients of a nuisance model may be, scaled."
-    )
-    max_bits: float = _key(
-        _CAP,
-        1_000.0,
-        math.inf,
-        "Limit, over all studies, on what can be learned of one person's value (20 bits: practically known).",
-    )
-    max_epsilon: float = _key(
-        _CAP,
-        1_000.0,
-        math.inf,
-        "Epsilon of one study (delta 1e-6); if lowered, sums without noise are refused.",
-    )
-    max_epsilon_total: float = _key(
-        _CAP,
-        1_000.0,
-        math.inf,
-        "The same of all studies together, each counted in full from its first answer.",
-    )
-    max_refusals: int = _key(
-        _CAP, 1_000, math.inf, "After so many unexpected requests the silo leaves the study."
-    )
-    lifetime_days: float = _key(_CAP, 30.0, math.inf, "Days from a study's first request to its last answer.")
-    allow_one_arm: bool = _key(_PERMIT, True, True, "Take part when one of the arms is absent here.")
-    allow_curvature: bool = _key(
-        _PERMIT, True, True, "Send exact curvatures, combinations of which may be one person alone."
-    )
-    allow_models: bool = _key(
-        _PERMIT, True, True, "Send models fitted to the silo's records alone, if asked to."
-    )
-    allow_open: bool = _key(
-        _CONSENT,
-        False,
-        True,
-        "In a masked study, also send items that masks cannot hide: digests of clusters, fitted models.",
-    )
-    fresh_batches: bool = _key(
-        _CONSENT, False, False, "Answer batches drawn anew, while their sums together keep min_people."
-    )
-    allow_unsigned: bool = _key(
-        _PERMIT, True, True, "Answer deployed studies whose plan has no key of the server for its requests."
-    )
-    release: bool = _key(_CONSENT, False, False, "Let this silo's own estimate be shown.")
-    allow_targets: tuple[str, ...] | None = ()  # distributions, as "name" or "name==version"; None: any
-
-    def __post_init__(self) -> None:
-        self._read_targets()
-        for key in (key for key in fields(self) if key.metadata):
-            value = getattr(self, key.name)
-            if isinstance(key.default, bool):
-                if not isinstance(value, bool):
-                    raise InputError(f"{key.name}: expected true or false")
-            elif isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
-                raise InputError(f"{key.name}: expected a number of at least 0")
-
-    def _read_targets(self) -> None:
-        """Check the list of distributions; make it a tuple."""
-        given = self.allow_targets
-        if given is None:
-            return
-        if not (isinstance(given, list | tuple) and all(isinstance(each, str) and each for each in given)):
-            raise InputError('allow_targets: expected a list of distributions, such as ["fedtmle-late"]')
-        object.__setattr__(self, "allow_targets", tuple(given))
-
-    def allows(self, target: Provenance) -> bool:
-        """Return whether the owner allows the classes of the distribution that brought this one."""
-        if self.allow_targets is None:
-            return True
-        names = {_normalised(target.source), _normalised(f"{target.source}=={target.version}")}
-        return any(_normalised(entry) in names for entry in self.allow_targets)
-
-    @classmethod
-    @cache
-    def unguarded(cls) -> Policy:
-        """Return a policy without limits, for rows that nobody guards, such as a user's own arrays."""
-        off = {limit.name: limit.off for limit in cls.limits()}
-        return cls(**off, allow_targets=None)  # type: ignore[arg-type]  # each of its type
-
-    def judges_together(self, groups: LookGroups) -> bool:
-        """Return whether the owner lets the rows of other silos count in the judgement of models' sums."""
-        return groups.rules(self.colluders, trusts=self.trust_looks) is not None
-
-    def floor(self, *keys: str) -> int:
-        """Return the strictest of some floors, by their keys; 0 without any."""
-        return max((math.ceil(getattr(self, key)) for key in keys if key), default=0)
-
-    @classmethod
-    def parse(cls, table: Mapping[str, object]) -> tuple[Policy, dict[str, str]]:
-        """Return the policy that ``table`` states, and what is wrong with each key that is not accepted."""
-        known = {limit.name: limit for limit in cls.limits()}
-        mistakes: dict[str, str] = {}
-        accepted: dict[str, object] = {}
-        for name, value in table.items():
-            if name not in known and name != TARGETS:
-                near = difflib.get_close_matches(name, (*known, TARGETS), n=1)
-                meant = f"did you mean '{near[0]}'? The" if near else "the"
-                mistakes[name] = f"unknown key; {meant} keys are {', '.join((*known, TARGETS))}"
-                continue
-            try:
-                stated = getattr(cls(**{name: value}), name)  # type: ignore[arg-type]  # it checks the type
-            except InputError as error:
-                mistakes[name] = str(error).partition(": ")[2]
-                continue
-            limit = known.get(name)
-            if limit is not None and limit.is_laxer(stated):
-                mistakes[name] = f"{limit.direction}: the package's own limit is {limit.default}"
-            else:
-                accepted[name] = stated
-        return cls(**accepted), mistakes  # type: ignore[arg-type]  # each was checked above
-
-    @classmethod
-    def limits(cls) -> list[Limit]:
-        """Return every key with a number: its default, which way it may change, and what it limits."""
-        return [Limit(name=key.name, **key.metadata) for key in fields(cls) if key.metadata]
-
-
-def _normalised(name: str) -> str:
-    """Return the name of a distribution in the form in which two of them are compared (PEP 503)."""
-    return re.sub(r"[-_.]+", "-", re.sub(r"\s", "", name)).lower()
 
 
 class RefusalError(Exception):
@@ -399,10 +151,10 @@ class Guard:
 
     def _check_privacy(self, privacy: Privacy | None) -> None:
         """Check that the noise of a study suffices for the owner, whatever other studies there were."""
-        policy, most = self.policy, Policy()
+        policy = self.policy
         for key in ("max_epsilon", "max_epsilon_total"):
             limit = getattr(policy, key)
-            if limit < getattr(most, key) and (privacy is None or privacy.owners_epsilon > limit):
+            if limit < getattr(LAXEST, key) and (privacy is None or privacy.owners_epsilon > limit):
                 raise RefusalError(Reason.POLICY, key)
         if privacy is not None and privacy.colluders < policy.colluders:
             raise RefusalError(Reason.TOO_FEW_SILOS, "colluders")
@@ -496,9 +248,9 @@ class Guard:
         rare = query.rare_columns(self.policy.min_support)
         if rare:
             raise RefusalError(Reason.POLICY, "min_support", about_rare(rare))
-        floor = self.policy.floor(*query.floors)
+        floor = _floor(self.policy, *query.floors)
         if floor > 1 and any(0 < people < floor for people in query.people(local)):
-            strictest = max(query.floors, key=self.policy.floor)
+            strictest = max(query.floors, key=partial(_floor, self.policy))
             raise RefusalError(Reason.POLICY, strictest)
 
     def release(self, query: AbstractQuery[Answer, Pooled], answer: Answer, n_rows: int) -> Answer:
@@ -527,7 +279,7 @@ class Guard:
         if count == 0 and total > 0 and cell.is_arm and not self.policy.allow_one_arm:
             raise RefusalError(Reason.POLICY, "allow_one_arm")
         for people, key in ((count, cell.floor), (total - count, cell.rest_floor)):
-            if 0 < people < self.policy.floor(key):
+            if 0 < people < _floor(self.policy, key):
                 raise RefusalError(Reason.POLICY, key)
 
     @property
@@ -736,6 +488,11 @@ def _kept(told: ToldColumns) -> Callable[[], Iterable[Array]]:
     return lambda: kept
 
 
+def _floor(policy: Policy, *keys: str) -> int:
+    """Return the strictest of some floors, by their keys; 0 without any."""
+    return max((math.ceil(getattr(policy, key)) for key in keys if key), default=0)
+
+
 def _allowed(policy: Policy) -> float:
     """Return the largest leverage that a policy allows, with a margin for the rounding of its computation."""
     return (1.0 + 1e-9) / policy.min_people
@@ -769,7 +526,7 @@ def suppressed(
 
     def floor(member: Query) -> int:
         seen.add(id(member))
-        return EVERYBODY if id(member) in left_out else policy.floor(*member.floors)
+        return EVERYBODY if id(member) in left_out else _floor(policy, *member.floors)
 
     told = query.suppress(answer, floor)
     if not seen.issuperset(left_out):

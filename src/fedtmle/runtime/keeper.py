@@ -5,14 +5,14 @@ from __future__ import annotations
 import datetime
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from fedtmle.privacy.limit import DisclosureLimit
-from fedtmle.protocol.guard import Policy
 from fedtmle.protocol.masks import MaskKey
 from fedtmle.protocol.messages import Answered
 from fedtmle.protocol.plan import Plan
+from fedtmle.protocol.policy import UNGUARDED, Policy
 from fedtmle.protocol.query import Query
 from fedtmle.runtime.journal import Journal
 from fedtmle.runtime.ledger import Ledger, Told
@@ -45,7 +45,7 @@ class Keeper:
     and the answer that leaves. ``rehearses`` is the plan of the study that is rehearsed on one silo's rows.
     """
 
-    policy: Policy = field(default_factory=Policy.unguarded)
+    policy: Policy = UNGUARDED
     limit: DisclosureLimit | None = None
     examines: Callable[[Plan], None] | None = None
     approves: Callable[[bytes], bool] | None = None

@@ -12,10 +12,11 @@ from fedtmle.errors import DecodeError, InputError, ProtocolError
 from fedtmle.model.types import IntArray
 from fedtmle.protocol import messages
 from fedtmle.protocol.codes import Uplink
-from fedtmle.protocol.guard import Policy, declined, left_out, suppressed
+from fedtmle.protocol.guard import declined, left_out, suppressed
 from fedtmle.protocol.masks import MaskKey
 from fedtmle.protocol.messages import Answered, Ask, Begin, Close, Open
 from fedtmle.protocol.plan import Follower, Plan
+from fedtmle.protocol.policy import UNGUARDED, Policy
 from fedtmle.protocol.query import AnsweredQuery, Local, Query
 from fedtmle.runtime.keeper import Keeper
 from fedtmle.runtime.masked_link import MaskedLink
@@ -97,7 +98,7 @@ def replay(
         read = plan.program.at(silo, rows)
         local = LocalRows(silo, read, plan.program.count(read), index)
         masks = _Masks(plan, silo, mask_key)
-        answered, n = _follow(plan, transcript, silo, local, policy or Policy.unguarded(), masks)
+        answered, n = _follow(plan, transcript, silo, local, policy or UNGUARDED, masks)
     except ProtocolError:
         raise InputError("transcript: it does not follow from this study; was the study changed?") from None
     return Replayed(answered=answered, local=local, n=n)
@@ -106,7 +107,7 @@ def replay(
 def overhear(plan: Plan, transcript: Transcript, silo: str) -> tuple[AnsweredQuery, ...]:
     """Return the queries and one silo's answers from the transcript alone: what the server has of it."""
     joined = _joined(plan, transcript, silo)
-    return _follow(joined, transcript, silo, None, Policy.unguarded(), _Masks(joined, silo))[0]
+    return _follow(joined, transcript, silo, None, UNGUARDED, _Masks(joined, silo))[0]
 
 
 def _joined(plan: Plan, transcript: Transcript, silo: str) -> Plan:

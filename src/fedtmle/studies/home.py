@@ -22,8 +22,8 @@ from fedtmle.model.table import AnyTable, Table
 from fedtmle.model.types import Array
 from fedtmle.privacy.limit import DisclosureLimit, LimitedAttribute, at_centre
 from fedtmle.programs.study import Study
-from fedtmle.protocol.guard import Policy
 from fedtmle.protocol.plan import Plan
+from fedtmle.protocol.policy import UNGUARDED, Policy
 from fedtmle.runtime.approvals import Approvals
 from fedtmle.runtime.journal import FileJournal
 from fedtmle.runtime.keeper import Keeper
@@ -188,7 +188,7 @@ def silo_file(source: object) -> SiloFile | None:
 
 def session_policy() -> Policy:
     """Return the policy for data without a silo file in one's own session: it limits shown cells only."""
-    return replace(Policy.unguarded(), min_cell=Policy().min_cell)
+    return replace(UNGUARDED, min_cell=Policy().min_cell)
 
 
 def released(policies: Mapping[str, Policy | None], named: Sequence[str]) -> tuple[str, ...]:

@@ -16,8 +16,8 @@ from fedtmle.data import Column, DataErrors, Kind, Schema, SiloFile, load
 from fedtmle.errors import InputError
 from fedtmle.model.budget import OWNER_DELTA
 from fedtmle.model.table import AnyTable, Table
-from fedtmle.protocol.guard import Policy
 from fedtmle.protocol.plan import Member, Plan
+from fedtmle.protocol.policy import Policy
 from fedtmle.runtime.approvals import Decision
 from fedtmle.runtime.ledger import ReadColumn, Told, epsilon_taken
 from fedtmle.runtime.memory import Digests, RowStore, fewest_people, isolated, row_digests

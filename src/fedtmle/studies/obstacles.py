@@ -18,9 +18,9 @@ from fedtmle.initial.superlearner import SuperLearner, formulas
 from fedtmle.model.table import SILO, Table
 from fedtmle.model.types import Array, IntArray
 from fedtmle.programs.study import Study
-from fedtmle.protocol.guard import TARGETS, Policy
 from fedtmle.protocol.looks import LookGroups
 from fedtmle.protocol.plan import brought
+from fedtmle.protocol.policy import TARGETS, Policy
 from fedtmle.studyfile.schema import first_period
 
 NO_GROUPS = LookGroups()
@@ -36,7 +36,7 @@ def obstacles(
 ) -> list[Defect]:
     """Return what stands in the way of a study over these tables, all of it at once.
 
-    ``policies`` has the limits of each silo; those of `Policy.unguarded` refuse nothing. ``groups`` are those
+    ``policies`` has the limits of each silo; those of `UNGUARDED` refuse nothing. ``groups`` are those
     in which masked silos judge the columns of models together, so that `min_support` does not apply.
     """
     policies = {

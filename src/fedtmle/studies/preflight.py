@@ -18,8 +18,8 @@ from fedtmle.model.table import Table
 from fedtmle.programs.preflight import PreflightProgram, SitesProgram, propensity_histograms, site_tests
 from fedtmle.programs.study import Study
 from fedtmle.programs.target import AbstractTarget
-from fedtmle.protocol.guard import Policy
 from fedtmle.protocol.plan import Plan, roster
+from fedtmle.protocol.policy import UNGUARDED, Policy
 from fedtmle.results.document import histogram_document, site_warnings
 from fedtmle.runtime.keeper import Keeper
 from fedtmle.runtime.session import run_embedded
@@ -151,7 +151,7 @@ def preflight(study: Study, silos: Mapping[str, object], *, silo: str | None = N
     if silo is not None:
         columns = table1_columns(study)
         full = {name: describe_silo(columns, table) for name, table in tables.items()}
-        overlap = fitted_overlap(study, columns, tables, dict.fromkeys(tables, Policy.unguarded()))
+        overlap = fitted_overlap(study, columns, tables, dict.fromkeys(tables, UNGUARDED))
         return pool(columns, full, floor=None, overlap=overlap)
     policies = {name: policy_of(source) or session_policy() for name, source in sources.items()}
     floor = max(policy.min_cell for policy in policies.values())

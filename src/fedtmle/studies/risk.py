@@ -16,8 +16,8 @@ from fedtmle.model.table import Factor, Table
 from fedtmle.model.types import Array, Part
 from fedtmle.privacy.audit import AttackedColumn, Attacker, Audit, ColumnRisk, Continuous, Discrete, audit
 from fedtmle.programs.study import Study
-from fedtmle.protocol.guard import Policy
 from fedtmle.protocol.masks import MaskKey
+from fedtmle.protocol.policy import UNGUARDED
 from fedtmle.protocol.query import AnsweredQuery, ClosingTerms, Phase
 from fedtmle.protocol.sums import SumsQuery
 from fedtmle.runtime.replay import Replayed, rehearse, replay
@@ -183,7 +183,7 @@ def _answered(
             raise InputError(f"{transcript}: this is not a transcript of the study's messages") from None
         return replay(plan, table, recorded, name, policy=policy, mask_key=_mask_key(source))
     try:  # the rehearsal has one silo, so that only the smallest cell of the policy is kept
-        rehearsal = replace(Policy.unguarded(), min_cell=policy.min_cell)
+        rehearsal = replace(UNGUARDED, min_cell=policy.min_cell)
         return rehearse(plan, table, name, policy=rehearsal)
     except (InputError, NumericalError, RefusedError) as error:
         raise InputError(

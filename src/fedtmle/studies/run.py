@@ -13,8 +13,8 @@ from fedtmle.model.arguments import expect
 from fedtmle.model.table import SILO, AnyTable, Factor, Table
 from fedtmle.programs.study import Study
 from fedtmle.protocol.clusters import ClustersQuery
-from fedtmle.protocol.guard import Policy
 from fedtmle.protocol.plan import Plan
+from fedtmle.protocol.policy import Policy
 from fedtmle.results.certainty import reporting_progress
 from fedtmle.results.result import StudyResult
 from fedtmle.runtime.keeper import Keeper

@@ -13,8 +13,8 @@ from fedtmle.data import SiloFile
 from fedtmle.initial.variables import Variable
 from fedtmle.layout import bits, phase_name
 from fedtmle.programs.study import Study
-from fedtmle.protocol.guard import Policy
 from fedtmle.protocol.plan import Plan
+from fedtmle.protocol.policy import Policy
 from fedtmle.studies.approval import Approval
 from fedtmle.studies.preview import Preview
 from fedtmle.studyfile.schema import schema_of

@@ -24,7 +24,7 @@ from fedtmle.data.sql import DIALECTS, Dialect
 from fedtmle.errors import DataError, InputError
 from fedtmle.model.table import Factor
 from fedtmle.model.types import Array
-from fedtmle.protocol.guard import Policy
+from fedtmle.protocol.policy import Policy
 from fedtmle.trials.attrition import ArmCounts, Attrition
 from fedtmle.trials.compile import CompiledTrial, compile_trial
 from fedtmle.trials.records import CdmLayout

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from fedtmle.errors import InputError
-from fedtmle.protocol.guard import Policy
+from fedtmle.protocol.policy import Policy
 from fedtmle.results.result import StudyResult
 from fedtmle.runtime.documents import write_document
 from fedtmle.trials.attrition import ArmCounts, Attrition, document_of

@@ -10,7 +10,7 @@ from typing import final
 
 from fedtmle.data import SiloFile
 from fedtmle.errors import InputError
-from fedtmle.protocol.guard import Policy
+from fedtmle.protocol.policy import Policy
 from fedtmle.results.result import StudyResult
 from fedtmle.runtime.session import Progress
 from fedtmle.studies.preflight import Preflight, preflight

@@ -23,7 +23,7 @@ from pathlib import Path
 from fedtmle.data.database import parse_place
 from fedtmle.defects import Defect, Lines, Toml
 from fedtmle.errors import InputError
-from fedtmle.protocol.guard import Policy
+from fedtmle.protocol.policy import Policy
 from fedtmle.studyfile import values
 from fedtmle.studyfile.file import StudyFileErrors
 from fedtmle.studyfile.toml import Sections

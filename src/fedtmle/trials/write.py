@@ -13,8 +13,8 @@ from pathlib import Path
 from fedtmle.data.duck import connect
 from fedtmle.data.sql import DIALECTS
 from fedtmle.errors import InputError
-from fedtmle.protocol.guard import Policy
 from fedtmle.protocol.plan import Plan, roster
+from fedtmle.protocol.policy import Policy
 from fedtmle.studyfile.dictionary import entry, toml_text
 from fedtmle.studyfile.file import study_plan
 from fedtmle.targets.effects.estimands import AbstractEffect
