@@ -176,19 +176,29 @@ add("solve/mean/personalized cancels", partial(cancelling, ft.Personalized(weigh
 # Studies of time to an event.
 
 
-def timed(study: ft.Study, records: Callable[[], Any], _: Path) -> Any:
-    return ft.run(study, time_studies.split(records(), 3))
+def timed(study: ft.Study, records: Callable[[], Any], _: Path, silos: int = 3) -> Any:
+    return ft.run(study, time_studies.split(records(), silos))
 
 
 for _kind in ft.TIME_ESTIMANDS:
     _timed = time_studies.rossi_study(_kind, horizons=(6, 13), algorithm=ft.Coded())
     add(f"study/time/{_kind.__name__}", partial(timed, _timed, time_studies.rossi))
-CENSORED = time_studies.colon_study(
-    hazard_model=ft.GLM("C(period) + C(rx) + age"),
-    censoring_model=ft.GLM("period + C(rx) + age"),
+_MODELS: dict[str, Any] = {
+    "hazard_model": ft.GLM("C(period) + C(rx) + age"),
+    "censoring_model": ft.GLM("period + C(rx) + age"),
+    "treatment_model": ft.GLM("age + node4"),
+    "horizons": (3, 10),
+}
+CENSORED = time_studies.colon_study(**_MODELS)
+_curve = time_studies.colon_study(
+    horizons=tuple(range(1, 11)),
+    hazard_model=ft.GLM("C(period)*C(rx) + age + node4"),
     treatment_model=ft.GLM("age + node4"),
-    horizons=(3, 10),
+    algorithm=ft.Study.algorithm,
 )
+add("study/time/curve", partial(timed, _curve, time_studies.colon, silos=6))
+_compared = time_studies.colon_study(compare_subperiods=2, **_MODELS)
+add("study/time/finer grid", partial(timed, _compared, time_studies.colon))
 add("study/time/Kaplan-Meier", partial(timed, time_studies.colon_study(), time_studies.colon))
 add("study/time/censoring", partial(timed, CENSORED, time_studies.colon))
 

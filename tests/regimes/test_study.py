@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 
 import fedtmle as ft
+from fedtmle.report.page import render as page
 from tests.regimes.law import NEWTON, draw, study
 
 
@@ -167,6 +168,39 @@ def test_followers_and_weights_are_shown() -> None:
     assert shown["at_risk"] == [900, int((records["c1"] == 0).sum())]
     assert sum(count or 0 for count in shown["weight_counts"][0]) <= int(follows.sum())
     assert document["periods"][0]["censored"] == int((records["c1"] == 1).sum())
+
+
+def test_baseline_characteristics_are_those_of_period_1() -> None:
+    records = draw(900, 2, 14)
+    silos = {"one": records[:500], "two": records[500:]}
+    document = ft.run(study(periods=2, diagnostics=True), silos).to_dict()
+    assert document["balance"]["counts"] == [int((records["a1"] == arm).sum()) for arm in (0, 1)]
+    by_name = {line["name"]: line for line in document["balance"]["covariates"]}
+    X = np.column_stack([np.ones(900), records["w"], records["l1"]])
+    a, beta = records["a1"].to_numpy(dtype=float), np.zeros(3)
+    for _ in range(30):
+        p = 1 / (1 + np.exp(-X @ beta))
+        beta += np.linalg.solve((X.T * (p * (1 - p))) @ X, X.T @ (a - p))
+    inverse = 1 / np.where(a == 1, p, 1 - p)
+    for name, column in (("w", "w"), ("l", "l1")):
+        here = [records[column][a == arm] for arm in (0, 1)]
+        weighted = [np.average(x, weights=inverse[a == arm]) for arm, x in enumerate(here)]
+        assert by_name[name]["means"] == pytest.approx([x.mean() for x in here], abs=1e-6)
+        assert by_name[name]["sds"] == pytest.approx([x.std(ddof=0) for x in here], abs=1e-6)
+        assert by_name[name]["weighted_means"] == pytest.approx(weighted, abs=1e-6)
+    html = page(document)
+    assert "Covariates in period 1, by the treatment in that period, unweighted." in html
+
+
+def test_a_treatment_without_arms_has_the_characteristics_of_everyone() -> None:
+    records = draw(600, 2, 15, dose=True)
+    shifted = study(periods=2, rules=(ft.Shift(by=-0.5),), dose=True, diagnostics=True)
+    document = ft.run(shifted, {"all": records}).to_dict()
+    described = document["balance"]
+    assert (described["reference"], described["arms"], described["counts"]) == ("all", [], [600])
+    line = next(line for line in described["covariates"] if line["name"] == "l")
+    assert line["means"] == pytest.approx([records["l1"].mean()], abs=1e-6)
+    assert "Baseline characteristics" in page(document)
 
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {

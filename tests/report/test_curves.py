@@ -45,7 +45,7 @@ def test_the_page_draws_one_curve_per_arm_and_lists_those_at_risk(document: dict
     assert len(re.findall(r'class="dot arm\d"', wide)) == 2 * len(document["grid"]["horizons"])
     assert "Time to relapse (months)" in wide
     assert "Risk by time and arm" in figure[1]
-    assert "Numbers at risk" in page
+    assert "People at risk when a period begins" in page
     assert "with the event" in page
 
 
@@ -54,3 +54,34 @@ def test_measures_of_time_are_words(document: dict[str, Any]) -> None:
     assert wording.curve_measure(document) == "risk"
     for kind, expected in (("RMSTDifference", "RMST"), ("TimeLost", "time lost"), ("Survival", "survival")):
         assert wording.curve_measure({"grid": {"measure": kind}}) == expected
+
+
+def test_a_long_study_shows_its_curves_first_and_each_comparison_by_horizon() -> None:
+    from tests.time.law import Law, study
+    from tests.time.studies import split
+
+    silos = split(Law(1).draw(500, seed=2), 2)
+    survival = ft.run(study(ft.Survival, 1, horizons=(1, 2, 3, 4)), silos).document
+    many = {**survival, "estimates": survival["estimates"] * 2, "simultaneous": survival["simultaneous"] * 2}
+    assert survival["question"].endswith("by the end of each period from 1 to 4 of 4?")
+    for document, is_first in ((survival, False), (many, True)):
+        html = render(document)
+        assert (html.index('id="survival-curves"') < html.index('id="estimates"')) is is_first
+        assert "<th>p</th>" not in html
+        assert "by horizon; bars are" not in html
+    assert (
+        'class="curve arm0" d="M46.0 10.0' in html
+    )  # a survival curve begins at 1, in the upper left corner
+    compared = ft.run(study(ft.RMSTDifference, 1, horizons=(2, 3, 4)), silos).document
+    assert "RMSTDifference by horizon; bars are 95% intervals, the band holds for all horizons at" in render(
+        compared
+    )
+
+
+def test_names_are_shown_whole() -> None:
+    from fedtmle.report.charts import NARROW, WIDE, name_column
+    from fedtmle.report.svg import shortened
+
+    name = "Universitair Ziekenhuis Nijmegen-Oost"
+    assert shortened(name, name_column([name], WIDE) - 18) == name
+    assert shortened(name[:23], name_column([name[:23]], NARROW) - 18) == name[:23]

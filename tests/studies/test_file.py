@@ -107,6 +107,8 @@ TARGET = {
     "causes": ["2"],
     "censored": "3",
     "beyond": "truncate",
+    "subperiods": 2,
+    "compare_subperiods": 3,
     "censoring": "left",
     "over_time": {"a": ["a_7"], "gone": ["gone_7"]},
 }

@@ -55,6 +55,7 @@ def colon_study(kind: type[ft.AbstractTimeEffect] = ft.Risk, **options: Any) -> 
         period_length=182.625,
         beyond="truncate",
         horizons=options.pop("horizons", ()),
+        compare_subperiods=options.pop("compare_subperiods", None),
     )
     defaults: dict[str, Any] = {"treatment_model": ft.GLM("1"), "algorithm": NEWTON}
     return ft.Study(target=target, variables=COLON, **(defaults | options))

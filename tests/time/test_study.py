@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 
 import fedtmle as ft
+from fedtmle.report.page import render as report
 from fedtmle.results import inference
 from tests.time.law import HAZARD, PERIODS, VARIABLES, Law, study
 from tests.time.studies import NEWTON, rossi, split
@@ -284,3 +285,62 @@ def test_one_row_per_person_and_period() -> None:
     long = {name: ft.LongTable(data=part, person="person", period="period") for name, part in parts.items()}
     result = ft.run(asked, long)
     assert result.document["psi"] == ft.run(asked, {"one": wide[:200], "two": wide[200:]}).document["psi"]
+
+
+@pytest.mark.parametrize("weights", [None, "w"])
+def test_baseline_characteristics_are_those_of_the_pooled_rows(weights: str | None) -> None:
+    """Means and deviations by arm, and means weighted by the inverse propensity score."""
+    records = Law(1).draw(900, seed=8)
+    fitted = study(ft.RiskDifference, weights=weights, g_bounds=0.2)
+    document = ft.run(fitted, silos(records, 3)).document
+    w = records.w.to_numpy() if weights else np.ones(len(records))
+    X = np.column_stack([np.ones(len(records)), records.x, records.z])
+    beta = np.zeros(3)
+    for _ in range(30):
+        p = 1 / (1 + np.exp(-X @ beta))
+        beta += np.linalg.solve((X.T * (w * p * (1 - p))) @ X, X.T @ (w * (records.a - p)))
+    g = np.where(records.a == 1, p, 1 - p)
+    assert (g < 0.2).any()
+    by_name = {line["name"]: line for line in document["balance"]["covariates"]}
+    assert document["balance"]["counts"] == [int((records.a == arm).sum()) for arm in (0, 1)]
+    for name in ("x", "z"):
+        means, weighted, squares = [], [], []
+        for arm in (0, 1):
+            here = records.a == arm
+            x, plain, inverse = records[name][here], w[here], (w / np.maximum(g, 0.2))[here]
+            means.append(np.average(x, weights=plain))
+            weighted.append(np.average(x, weights=inverse))
+            squares.append(np.average((x - means[-1]) ** 2, weights=plain))
+        scale = np.sqrt(np.mean(squares))
+        assert by_name[name]["means"] == pytest.approx(means, abs=1e-6)
+        assert by_name[name]["weighted_means"] == pytest.approx(weighted, abs=1e-6)
+        assert by_name[name]["differences"] == pytest.approx([(means[1] - means[0]) / scale], abs=1e-5)
+        assert by_name[name]["weighted_differences"] == pytest.approx(
+            [(weighted[1] - weighted[0]) / scale], abs=1e-5
+        )
+    assert by_name["x"]["sds"] == pytest.approx(
+        [
+            np.sqrt(np.average((records.x - m) ** 2, weights=w * (records.a == a)))
+            for a, m in enumerate(by_name["x"]["means"])
+        ],
+        abs=1e-6,
+    )
+    html = report(document)
+    assert "Baseline characteristics" in html
+    assert "inverse probability of censoring weights" in html
+
+
+def test_missing_covariates_are_in_the_report() -> None:
+    records = ONE.assign(x=ONE.x.where(np.arange(len(ONE)) % 7 > 0))
+    declared: dict[str, Any] = {
+        **VARIABLES,
+        "what": {"kind": "category", "levels": ["none", "first"]},
+        "x": {"kind": "number", "range": (-1, 1), "missing": "indicator", "label": "Severity"},
+    }
+    document = ft.run(study(ft.Risk, variables=ft.Variables(declared)), silos(records)).document
+    missing = int(records.x.isna().sum())
+    html = report(document)
+    assert document["missing"]["x"]["count"] == missing
+    assert f"<td>{missing} ({missing / len(records):.0%})</td>" in html
+    assert "a constant and an indicator" in html
+    assert "have no outcome" not in html  # people without an event have been followed

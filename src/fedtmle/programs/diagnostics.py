@@ -18,7 +18,7 @@ from fedtmle.protocol.bins import BinsQuery, PooledBin
 from fedtmle.protocol.query import Flow, JointQuery, Phase, Query
 from fedtmle.protocol.regression import FitCurvatureQuery
 from fedtmle.protocol.sums import TallyQuery
-from fedtmle.targets.effects.balance import Balance, BalanceBins, Covariate
+from fedtmle.targets.effects.balance import AbstractArmWeights, Balance, BalanceBins, CleverWeights, Covariate
 from fedtmle.targets.effects.components import Static
 from fedtmle.targets.effects.ladder import LadderColumns, Rung, ladder_bounds
 from fedtmle.targets.effects.prepare import Preparation
@@ -188,7 +188,7 @@ class Comparisons:
         """Return the comparisons of a study; none if it wants no diagnostics."""
         if not study.diagnostics:
             return cls()
-        return cls(ladder=ladder_columns(effect), balance=balance_bins(study, effect))
+        return cls(ladder=ladder_columns(effect), balance=_static_balance(study, effect))
 
 
 def ladder_columns(effect: EffectProblem) -> LadderColumns | None:
@@ -213,7 +213,7 @@ def ladder_columns(effect: EffectProblem) -> LadderColumns | None:
     )
 
 
-def balance_bins(study: Study, effect: EffectProblem) -> BalanceBins | None:
+def _static_balance(study: Study, effect: EffectProblem) -> BalanceBins | None:
     """Return the sums of covariates by arm; None without static arms, or without covariates."""
     preparation, target = effect.prepare, study.target
     if target.treatment is None or not isinstance(preparation, Preparation):
@@ -221,16 +221,28 @@ def balance_bins(study: Study, effect: EffectProblem) -> BalanceBins | None:
     regimes = [component.regime for component in preparation.components[: preparation.overall]]
     if not all(isinstance(regime, Static) for regime in regimes) or len(regimes) != len(target.arms):
         return None
+    return balance_bins(study, CleverWeights(effect=effect, components=preparation.overall))
+
+
+def balance_bins(study: Study, weights: AbstractArmWeights) -> BalanceBins | None:
+    """Return the sums of covariates by arm, or over all records without arms; None without covariates."""
     covariates = study_covariates(study)
     if not covariates:
         return None
     return BalanceBins(
-        effect=effect,
+        weights=weights,
         covariates=covariates,
-        arms=len(target.arms),
-        components=preparation.overall,
+        arms=max(len(study.target.arms), 1),
         has_weights=study.weights is not None,
     )
+
+
+def find_balance(study: Study, weights: AbstractArmWeights, n: int) -> Flow[tuple[Balance, ...] | None]:
+    """Ask for the covariates by arm, unweighted and weighted, in one round; None without covariates."""
+    bins = balance_bins(study, weights)
+    if bins is None:
+        return None
+    return bins.compared((yield BinsQuery(bins=bins, n=n, places=bins.places if study.rounds_sums else None)))
 
 
 def study_covariates(study: Study) -> tuple[Covariate, ...]:

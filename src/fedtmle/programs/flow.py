@@ -16,13 +16,13 @@ from typing import Self, final
 
 from fedtmle.algorithms.base import arithmetic_error
 from fedtmle.algorithms.populations import compare_populations
-from fedtmle.errors import InputError
+from fedtmle.errors import FedTMLEError, InputError
 from fedtmle.initial.crossfit import Fitted
 from fedtmle.initial.glm import Supplied
 from fedtmle.model.budget import Privacy
 from fedtmle.model.problem import Estimate
 from fedtmle.model.table import AnyTable, Table, numbered, with_silo, without_missing
-from fedtmle.programs.diagnostics import Comparisons, Diagnostics, Overlap, diagnose
+from fedtmle.programs.diagnostics import Comparisons, Diagnostics, Overlap, diagnose, find_balance
 from fedtmle.programs.imputation import impute
 from fedtmle.programs.missing import (
     Levels,
@@ -64,13 +64,15 @@ from fedtmle.programs.regimes import (
     named_fits,
     regime_problem,
 )
-from fedtmle.programs.rounds import both, together, with_closing
+from fedtmle.programs.rounds import attempted, both, together, with_closing
 from fedtmle.programs.rubin import combined_silos, pool_estimates
 from fedtmle.programs.sites import ComparedSilos, OwnTMLE, compare_silos
 from fedtmle.programs.study import Study
 from fedtmle.programs.target import AbstractTarget, BegunStudy, TargetDetails
 from fedtmle.programs.time import (
     AtRisk,
+    FinerGrid,
+    PreparedTimes,
     TimeDetails,
     count_at_risk,
     count_time,
@@ -82,6 +84,7 @@ from fedtmle.protocol.outcome import Certificate, Outcome, Status, Targeted
 from fedtmle.protocol.plan import AbstractProgram
 from fedtmle.protocol.query import Flow, Phase
 from fedtmle.protocol.views import through
+from fedtmle.targets.effects.balance import Balance
 from fedtmle.targets.effects.components import Component
 from fedtmle.targets.effects.estimands import AbstractEffect
 from fedtmle.targets.effects.noisy import OneStepColumns
@@ -89,9 +92,11 @@ from fedtmle.targets.effects.prepare import Preparation
 from fedtmle.targets.effects.problem import EffectLaw, EffectProblem
 from fedtmle.targets.regimes.estimands import AbstractRegimeEffect
 from fedtmle.targets.regimes.problem import RegimeLaw
+from fedtmle.targets.regimes.statistics import FirstArmWeights
 from fedtmle.targets.regimes.timeline import PeriodView
 from fedtmle.targets.time.estimands import AbstractTimeEffect
 from fedtmle.targets.time.problem import TimeLaw
+from fedtmle.targets.time.statistics import TimeArmWeights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -379,11 +384,38 @@ def private_flow(study: Study, levels: Levels, n: int, silos: int) -> Flow[Targe
     )
 
 
-def time_flow(
-    study: Study, target: AbstractTimeEffect, declared: Mapping[str, tuple[str, ...]], n: int
-) -> Flow[Outcome]:
-    """Run a study of time to an event, with these levels of factors; `programs.time` has its parts."""
-    levels = dict(declared)
+Compared = tuple[ComparedSilos, tuple[Balance, ...] | None]  # the silos, and the arms' covariates
+
+
+def time_flow(study: Study, target: AbstractTimeEffect, levels: Levels, n: int) -> Flow[Outcome]:
+    """Run a study of time to an event, with these levels of factors; `programs.time` has its parts.
+
+    Models on a finer grid for comparison are fitted in the same rounds. They are targeted first, so that the
+    last closing sums of the run are those of the estimate itself.
+    """
+    if target.finer is None:
+        prepared = yield from prepare_times(study, target, levels, n)
+        return (yield from target_times(study, target, prepared, n))
+    compared, finer = target.finer, replace(study, target=target.finer, diagnostics=False)
+    target = replace(target, compare_subperiods=None)
+    study = replace(study, target=target)
+    prepared, begun = yield from both(
+        prepare_times(study, target, levels, n), attempted(prepare_times(finer, compared, levels, n))
+    )
+    ended: Outcome | FedTMLEError
+    if isinstance(begun, PreparedTimes):
+        ended = yield from attempted(target_times(finer, compared, begun, n))
+    else:
+        ended = begun
+    outcome = yield from target_times(study, target, prepared, n)
+    details = outcome.details
+    if not isinstance(details, TimeDetails):
+        raise AssertionError("a study of times has their details")
+    return replace(outcome, details=replace(details, finer=FinerGrid.of(compared, ended)))
+
+
+def prepare_times(study: Study, target: AbstractTimeEffect, levels: Levels, n: int) -> Flow[PreparedTimes]:
+    """Count people and events, and fit all models."""
     columns = effect_columns(study, (yield from find_shared_clusters(study)))
     tally = yield from count_time(study, target, columns, n)
     treatment = study.treatment_model
@@ -392,28 +424,35 @@ def time_flow(
         supplied["treatment"] = supplied_predictors(treatment, "treatment", study)
     fitted = yield from fit_hazards(study, target, columns, levels, tally, n, supplied)
     problem = time_problem(study, target, columns, fitted, tally, n)
+    return PreparedTimes(columns=columns, levels=levels, tally=tally, fitted=fitted, problem=problem)
 
-    def last(law: object) -> Flow[tuple[AtRisk, ComparedSilos] | None]:
+
+def target_times(study: Study, target: AbstractTimeEffect, prepared: PreparedTimes, n: int) -> Flow[Outcome]:
+    """Target the problem, close the run, and ask for the diagnostics."""
+    columns, tally, problem = prepared.columns, prepared.tally, prepared.problem
+
+    def last(law: object) -> Flow[tuple[AtRisk, Compared] | None]:
         if not (study.diagnostics and isinstance(law, TimeLaw)):
             return None
-        own = OwnTMLE(study=study, columns=columns, levels=declared, dim=problem.dim, flow=study_flow)
-        at_risk = count_at_risk(study, target, problem, n)
-        return (yield from both(at_risk, compare_silos(study, None, own, n)))
+        own = OwnTMLE(study=study, columns=columns, levels=prepared.levels, dim=problem.dim, flow=study_flow)
+        compared = both(compare_silos(study, None, own, n), find_balance(study, TimeArmWeights(problem), n))
+        return (yield from both(count_at_risk(study, target, problem, n), compared))
 
     targeting = with_closing(study.algorithm.flow(problem, problem.start(), n), last)
     overlap, (outcome, diagnosed) = yield from both(find_time_overlap(problem, n), targeting)
-    shown, silos = diagnosed or (None, None)
+    at_risk, (silos, balance) = diagnosed or (None, (None, None))
     details = TimeDetails(
         problem=problem,
         components=target.components(columns.strata_levels),
         strata=columns.strata_levels,
-        levels=levels,
+        levels=prepared.levels,
         arm_counts=tally.arms,
         event_counts=tally.events,
         g_floor=problem.prepare.g_floor,
         overlap=overlap,
-        at_risk=shown,
-        nuisances=fitted,
+        at_risk=at_risk,
+        balance=balance,
+        nuisances=prepared.fitted,
         silos=silos,
     )
     return replace(outcome, details=details)
@@ -471,18 +510,19 @@ def regime_flow(
     scores, chains = yield from fit_sequence(fits)
     problem = regime_problem(fits, scores, chains)
 
-    def last(law: object) -> Flow[tuple[RegimeOverlap, tuple[Adherence, ComparedSilos] | None]]:
+    def last(law: object) -> Flow[tuple[RegimeOverlap, tuple[Adherence, Compared] | None]]:
         overlap = find_regime_overlap(problem, target, n)
         if not (study.diagnostics and isinstance(law, RegimeLaw)):
             return (yield from overlap), None
         own = OwnTMLE(study=study, columns=columns, levels=levels, dim=problem.dim, flow=study_flow)
-        diagnosed = both(find_adherence(problem, n), compare_silos(study, None, own, n))
+        compared = both(compare_silos(study, None, own, n), find_balance(study, FirstArmWeights(problem), n))
+        diagnosed = both(find_adherence(problem, n), compared)
         return (yield from both(overlap, diagnosed))
 
     targeting = study.algorithm.flow(problem, problem.start(), n)
     outcome, shown = yield from with_closing(targeting, last)
     overlap, diagnosed = shown or ((yield from find_regime_overlap(problem, target, n)), None)
-    adherence, silos = diagnosed or (None, None)
+    adherence, (silos, balance) = diagnosed or (None, (None, None))
     nuisances, labels = named_fits(fits, scores, problem)
     details = RegimeDetails(
         problem=problem,
@@ -493,6 +533,7 @@ def regime_flow(
         g_floor=floor,
         overlap=overlap,
         adherence=adherence,
+        balance=balance,
         nuisances=nuisances,
         fit_labels=labels,
         silos=silos,

@@ -39,6 +39,7 @@ from fedtmle.protocol.bins import BinsQuery, PooledBin
 from fedtmle.protocol.query import CountCell, Flow, JointQuery, Phase, Query
 from fedtmle.protocol.sums import SumsQuery, TallyQuery
 from fedtmle.protocol.views import through
+from fedtmle.targets.effects.balance import Balance
 from fedtmle.targets.effects.components import AbstractPopulation, Component, PooledWeights
 from fedtmle.targets.effects.estimands import AbstractEffect
 from fedtmle.targets.effects.prepare import EffectColumns
@@ -111,6 +112,7 @@ class RegimeDetails:
     g_floor: float
     overlap: RegimeOverlap
     adherence: Adherence | None
+    balance: tuple[Balance, ...] | None  # by arm in period 1; None without diagnostics, or covariates
     nuisances: Mapping[str, tuple[Fitted, ...]]
     fit_labels: Mapping[str, tuple[str, ...]]  # of these fits
     strata: tuple[str, ...] = ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeVar, cast
 
+from fedtmle.errors import FedTMLEError
 from fedtmle.protocol.query import Flow, JointQuery, Law, MomentsQuery, Phase, Query
 
 Result = TypeVar("Result")
@@ -38,6 +39,14 @@ def both(first: Flow[Result], second: Flow[Rider]) -> Flow[tuple[Result, Rider]]
     flows: list[Flow[Result | Rider]] = [first, second]
     one, other = yield from together(flows)
     return cast("Result", one), cast("Rider", other)
+
+
+def attempted(flow: Flow[Result]) -> Flow[Result | FedTMLEError]:
+    """Return the flow's result, or the error that ended it: the same at all parties, from pooled numbers."""
+    try:
+        return (yield from flow)
+    except FedTMLEError as error:
+        return error
 
 
 def with_closing(

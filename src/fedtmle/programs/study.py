@@ -689,7 +689,7 @@ class Study:
         """The range of every number that formulas may use, that of the period included."""
         declared, timeline = self.variables.ranges, self.timeline
         if isinstance(self.target, AbstractTimeEffect):
-            return {**declared, PERIOD: (1.0, float(len(self.target.edges)))}
+            return {**declared, PERIOD: (1.0 / self.target.subperiods, float(len(self.target.edges)))}
         if timeline is None:
             return declared
         lags = {name: self.declared_name(name) for name in self._lags}

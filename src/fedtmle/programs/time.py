@@ -9,27 +9,31 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Self
 
 import numpy as np
 
-from fedtmle.errors import InputError
+from fedtmle.errors import FedTMLEError, InputError
 from fedtmle.initial.crossfit import Fitted
 from fedtmle.initial.glm import Supplied
 from fedtmle.initial.ranges import range_exponent
 from fedtmle.initial.superlearner import used_columns
 from fedtmle.model import kernels
 from fedtmle.model.families import Family
+from fedtmle.model.problem import Estimate
 from fedtmle.programs.diagnostics import Histogram, named_histograms
 from fedtmle.programs.fitting import Fitting
-from fedtmle.programs.missing import MissingCounts
+from fedtmle.programs.missing import Levels, MissingCounts
 from fedtmle.programs.nuisance import Regression, regressions
 from fedtmle.programs.rounds import both
 from fedtmle.programs.sites import ComparedSilos
 from fedtmle.programs.study import Study
 from fedtmle.programs.superlearner import begin_fits, fit_together
 from fedtmle.protocol.bins import BinsQuery
+from fedtmle.protocol.outcome import Outcome, Targeted
 from fedtmle.protocol.query import CountCell, Flow, JointQuery, Phase
 from fedtmle.protocol.sums import TallyQuery
+from fedtmle.targets.effects.balance import Balance
 from fedtmle.targets.effects.components import Component, PooledWeights
 from fedtmle.targets.effects.estimands import AbstractEffect
 from fedtmle.targets.effects.prepare import EffectColumns
@@ -82,6 +86,37 @@ class AtRisk:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PreparedTimes:
+    """A study before it is targeted: pooled counts, fitted models and the problem."""
+
+    columns: EffectColumns
+    levels: Levels
+    tally: TimeTally
+    fitted: Mapping[str, tuple[Fitted, ...]]
+    problem: TimeProblem
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinerGrid:
+    """The estimate on a finer grid, for comparison; ``reason`` says why there is none."""
+
+    subperiods: int
+    estimate: Estimate | None = None
+    reason: str = ""
+
+    @classmethod
+    def of(cls, target: AbstractTimeEffect, ended: Outcome | FedTMLEError) -> Self:
+        """Return what a study on the finer grid ended with: an estimate that converged, or the reason."""
+        if isinstance(ended, FedTMLEError):
+            return cls(subperiods=target.subperiods, reason=str(ended))
+        if not isinstance(ended, Targeted):
+            return cls(subperiods=target.subperiods, reason="the algorithm gives no pooled estimate")
+        if not ended.status.is_converged:
+            return cls(subperiods=target.subperiods, reason=ended.status.value)
+        return cls(subperiods=target.subperiods, estimate=ended.estimate)
+
+
+@dataclass(frozen=True, kw_only=True)
 class TimeDetails:
     """What a study of time to an event learned besides its estimate; all of it is pooled and public."""
 
@@ -94,7 +129,9 @@ class TimeDetails:
     g_floor: float
     overlap: TimeOverlap
     at_risk: AtRisk | None
+    balance: tuple[Balance, ...] | None  # None without diagnostics, or without covariates
     nuisances: Mapping[str, tuple[Fitted, ...]]
+    finer: FinerGrid | None = None  # None if no finer grid is compared
     silos: ComparedSilos | None = None  # None without diagnostics
     missing: MissingCounts | None = None  # of the covariates that may be missing
     omitted: int = 0  # records left out, because their treatment is missing
@@ -180,8 +217,8 @@ def _refuse_counts(
             )
         if not risk:
             raise InputError(
-                f"horizons: nobody in arm '{arm}' is at risk in period {horizon}; choose an earlier horizon, "
-                "or longer periods"
+                f"horizons: nobody in arm '{arm}' is at risk in {target.follow_up.name(horizon)}; choose an "
+                "earlier horizon, or longer periods"
             )
     for j, cause in enumerate(target.causes):
         if not sum(by_cause[j] for by_cause in events):
@@ -296,6 +333,7 @@ def _counted(
             share[share >= 1.0] = 1.0 - 2.0**-20
         return CountedHazard(
             columns=columns,
+            subperiods=target.subperiods,
             hazards=tuple(map(tuple, share.reshape(len(columns.arms), periods).tolist())),
         )
 
@@ -391,11 +429,12 @@ def find_time_overlap(problem: TimeProblem, n: int) -> Flow[TimeOverlap]:
 
 def count_at_risk(study: Study, target: AbstractTimeEffect, problem: TimeProblem, n: int) -> Flow[AtRisk]:
     """Ask, after the closing round, who is at risk when; counts below the floor are hidden."""
-    last = problem.prepare.periods
-    step = math.ceil(last / MOST_SHOWN)
-    shown = tuple(range(1, last + 1, step))
+    parts = target.subperiods
+    last = math.ceil(problem.prepare.periods / parts)
+    shown = tuple(range(1, last + 1, math.ceil(last / MOST_SHOWN)))
+    begins = tuple((period - 1) * parts + 1 for period in shown)
     people, propensities = yield JointQuery(
-        (BinsQuery(bins=AtRiskBins(problem, shown), n=n), BinsQuery(bins=TimePropensityBins(problem), n=n))
+        (BinsQuery(bins=AtRiskBins(problem, begins), n=n), BinsQuery(bins=TimePropensityBins(problem), n=n))
     )
     by_arm = [people[a * len(shown) : (a + 1) * len(shown)] for a in range(len(study.target.arms))]
     return AtRisk(

@@ -47,6 +47,12 @@ def is_wide(width: float) -> bool:
     return width > 500
 
 
+def name_column(names: Sequence[str], width: float) -> float:
+    """Return the width of a figure's column of names: as the longest, at most half of a narrow figure."""
+    longest = max(map(len, names), default=0) * CHARACTER + 20.0
+    return min(max(longest, 110.0), 300.0 if is_wide(width) else width / 2)
+
+
 def x_axis(canvas: Canvas, scale: Scale, values: Sequence[float], top: float, bottom: float) -> None:
     for value in values:
         x = scale(value)
@@ -60,7 +66,7 @@ def forest(data: Forest, digits: int) -> Draw:
     def draw(width: float) -> Canvas:
         wide = is_wide(width)
         kinds = [kind for kind in GROUPS if any(row.kind == kind for row in data.rows)]
-        top, left = 8.0, 170.0 if wide else 132.0
+        top, left = 8.0, name_column([row.label for row in data.rows], width)
         right = width - (200.0 if wide else 10.0)
         bottom = top + ROW * (len(data.rows) + len(kinds))
         canvas = Canvas(width, bottom + 42)
@@ -248,7 +254,7 @@ def overlap(data: CohortOverlap) -> Draw:
 
     def draw(width: float) -> Canvas:
         wide = is_wide(width)
-        left, right, top = (170.0 if wide else 104.0), width - 96, 8.0
+        left, right, top = name_column([arm.name for arm in data.arms], width), width - 96, 8.0
         bars = len(data.arms) + len(data.effective)
         bottom = top + ROW * (bars + 2)
         canvas = Canvas(width, bottom + 42)
@@ -314,7 +320,7 @@ def heterogeneity(data: Spread) -> Draw:
     """Draw each silo's distance from the weighted mean in its own standard errors."""
 
     def draw(width: float) -> Canvas:
-        left, right, top = (170.0 if is_wide(width) else 104.0), width - 14, 8.0
+        left, right, top = name_column(list(data.distance), width), width - 14, 8.0
         bottom = top + ROW * len(data.distance)
         canvas = Canvas(width, bottom + 42)
         most = max([2.2, *(abs(value) * 1.05 for value in data.distance.values())])

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fedtmle.layout import Document
-from fedtmle.report.charts import ROW, Draw, is_wide, x_axis
-from fedtmle.report.series import Love
+from fedtmle.report.charts import ROW, Draw, is_wide, name_column, x_axis
+from fedtmle.report.series import Horizons, Love
 from fedtmle.report.svg import Canvas, Scale, label, linear, shortened, ticks
 
 BALANCED = 0.1  # standard deviations: the usual limit for a difference that needs no attention
@@ -17,7 +17,7 @@ def love(data: Love) -> Draw:
     """Draw standardised differences, one row per covariate: open before weighting, filled after."""
 
     def draw(width: float) -> Canvas:
-        left, right, top = (230.0 if is_wide(width) else 132.0), width - 12, 8.0
+        left, right, top = name_column(data.names, width), width - 12, 8.0
         bottom = top + ROW * len(data.names)
         canvas = Canvas(width, bottom + 66)
         known = [abs(v) for values in (data.unweighted, data.weighted) for v in values if v is not None]
@@ -52,7 +52,7 @@ def ladder(rows: Sequence[tuple[str, float, float, float]], null: float | None, 
     """Draw estimates with their intervals, one row per bound on the propensity score."""
 
     def draw(width: float) -> Canvas:
-        left, right, top = (150.0 if is_wide(width) else 110.0), width - 12, 8.0
+        left, right, top = name_column([row[0] for row in rows], width), width - 12, 8.0
         bottom = top + ROW * len(rows)
         canvas = Canvas(width, bottom + 42)
         ends = [end for _, _, low, high in rows for end in (low, high)] + ([] if null is None else [null])
@@ -73,8 +73,16 @@ def ladder(rows: Sequence[tuple[str, float, float, float]], null: float | None, 
     return draw
 
 
-def curves(drawn: Sequence[Document], axis: str) -> Draw:
-    """Draw the estimate at each horizon, joined by lines, one colour per arm, with the simultaneous band."""
+def curves(drawn: Sequence[Document], axis: str, begin: float = 0.0) -> Draw:
+    """Draw the estimate at each horizon, joined by lines, one colour per arm, with the simultaneous band.
+
+    Every curve has the value ``begin`` at time 0.
+    """
+    keys = ("estimate", "band_low", "band_high")
+    drawn = [
+        {**curve, "times": [0.0, *curve["times"]], **{key: [begin, *curve[key]] for key in keys}}
+        for curve in drawn
+    ]
 
     def draw(width: float) -> Canvas:
         left, right, top, bottom = 46.0, width - 12, 10.0, 250.0
@@ -91,7 +99,8 @@ def curves(drawn: Sequence[Document], axis: str) -> Draw:
             _band(canvas, curve, x, y, k % CURVES)
             points = _points(curve["times"], curve["estimate"], x, y)
             canvas.curve(points, f"curve arm{k % CURVES}")
-            for (at, height), time, value in zip(points, curve["times"], curve["estimate"], strict=True):
+            estimated = list(zip(points, curve["times"], curve["estimate"], strict=True))[1:]
+            for (at, height), time, value in estimated:
                 canvas.circle(
                     at, height, 2.5, f"dot arm{k % CURVES}", f"{curve['name']}, {time:g}: {value:.4g}"
                 )
@@ -99,6 +108,37 @@ def curves(drawn: Sequence[Document], axis: str) -> Draw:
             canvas.line(left, place - 4, left + 22, place - 4, f"curve arm{k % CURVES}")
             canvas.text(left + 30, place, shortened(str(curve["name"]), right - left - 40), "tick")
         canvas.text((left + right) / 2, bottom + 34, axis, "axis", "middle")
+        return canvas
+
+    return draw
+
+
+def horizons(data: Horizons) -> Draw:
+    """Draw a comparison by horizon: bars are pointwise intervals, the band holds for all horizons at once."""
+
+    def draw(width: float) -> Canvas:
+        left, right, top, bottom = 46.0, width - 12, 10.0, 230.0
+        canvas = Canvas(width, bottom + 44)
+        ends = [*data.band_low, *data.band_high, *([] if data.null is None else [data.null])]
+        x = linear(0.5, data.horizons[-1] + 0.5, left, right)
+        y = linear(min(ends), max(ends), bottom, top)
+        step = -(-data.horizons[-1] // (12 if is_wide(width) else 6))
+        x_axis(canvas, x, [float(h) for h in range(1, data.horizons[-1] + 1, step)], top, bottom)
+        for value in ticks(min(ends), max(ends), 5):
+            canvas.line(left, y(value), right, y(value), "grid")
+            canvas.text(left - 6, y(value) + 4, label(value), "tick", "end")
+        if data.null is not None:
+            canvas.line(left, y(data.null), right, y(data.null), "null")
+        band = {"times": data.horizons, "band_low": data.band_low, "band_high": data.band_high}
+        _band(canvas, band, x, y, 0)
+        points = _points(data.horizons, data.estimate, x, y)
+        canvas.curve(points, "curve arm0")
+        for (at, height), horizon, value, low, high in zip(
+            points, data.horizons, data.estimate, data.low, data.high, strict=True
+        ):
+            canvas.line(at, y(low), at, y(high), "whisker silo")
+            canvas.circle(at, height, 3.5, "dot arm0", f"{horizon}: {value:.4g} ({low:.4g} to {high:.4g})")
+        canvas.text((left + right) / 2, bottom + 34, "horizon, in periods", "axis", "middle")
         return canvas
 
     return draw

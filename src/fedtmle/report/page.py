@@ -14,6 +14,7 @@ from fedtmle.text.result import cells, interval_title
 
 CONTENT_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 APPENDIX = ("How exactly", "What left the silos", "To reproduce this")
+MOST_ROWS = 8  # of estimates, above which figures come first
 CHECKLISTS = (STROBE, emulation.TARGET)  # the second if the study emulates a trial
 
 
@@ -47,10 +48,18 @@ def render(document: Document) -> str:
 
 def _sections(document: Document) -> Iterator[tuple[str, str]]:
     """Yield the titles and the HTML of the sections, in their order; those without HTML are left out."""
-    yield "Estimates", _estimates(document)
+    over: tuple[tuple[str, str], ...] = ()
     if "study" in document:
-        yield "Survival curves", people.curves(document)
-        yield "Risks over time", over_time.risks(document)
+        over = (
+            ("Survival curves", people.curves(document)),
+            ("Risks over time", over_time.risks(document)),
+        )
+    is_long = len(document["estimates"]) > MOST_ROWS
+    yield from over if is_long else ()  # the picture first
+    yield "Estimates", _estimates(document)
+    yield from () if is_long else over
+    if "study" in document:
+        yield "A finer grid", people.finer_grid(document)
         yield "Participants", people.participants(document)
         yield "Adherence", over_time.adherence(document)
         yield "Weights over time", over_time.weights(document)
@@ -117,14 +126,22 @@ def _estimates(document: Document) -> str:
         return _personalized(document)
     digits = _digits(document)
     title = _interval_title(document)
-    head = ["estimand", "estimate", "std. error", title, "p"]
-    rows = [[row["estimand"], *cells(row, digits), probability(row["p_value"])] for row in estimates]
+    tests = any(row["p_value"] is not None for row in estimates)
+    head = ["estimand", "estimate", "std. error", title, *(["p"] if tests else [])]
+    rows = [
+        [row["estimand"], *cells(row, digits), *([probability(row["p_value"])] if tests else [])]
+        for row in estimates
+    ]
     caption = wording.caption(document) if "study" in document else ""
     html = scrolling(table(head, rows, caption=caption), "Estimates") + _means(document, digits)
     if len(estimates) > 1 and document.get("simultaneous"):
         rows = [[row["estimand"], cells(row, digits)[2]] for row in document["simultaneous"]]
-        html += text("p", "Simultaneous intervals: all of them hold together with the same confidence.")
-        html += scrolling(table(["estimand", f"simultaneous {title}"], rows), "Simultaneous intervals")
+        said = "Simultaneous intervals: all of them hold together with the same confidence."
+        joint = scrolling(table(["estimand", f"simultaneous {title}"], rows), "Simultaneous intervals")
+        if len(estimates) > MOST_ROWS:
+            html += element("details", text("summary", said) + joint)
+        else:
+            html += text("p", said) + joint
     return html
 
 

@@ -9,6 +9,7 @@ from fedtmle.layout import Document, covariate_name, decimals, learner_tables, s
 from fedtmle.report import charts, clinical, flow, over_time, series, wording
 from fedtmle.runtime.markup import element, scrolling, table, text
 from fedtmle.targets.effects.estimands import Scale
+from fedtmle.text.result import MISSING_HANDLED, finer_sentence, interval_title
 
 
 def participants(document: Document) -> str:
@@ -84,12 +85,14 @@ def characteristics(document: Document) -> str:
                 "difference": max(known, key=abs, default=None),
             }
         )
-    arms = [wording.arm(document, arm) for arm in document["arms"]]
+    arms = [wording.arm(document, arm) for arm in (described["reference"], *described["arms"])]
     note = "Unweighted, over all records of each arm, with or without an outcome."
+    if "periods" in document:
+        note = "Covariates in period 1, by the treatment in that period, unweighted."
     if not described["is_complete"]:
         note += " A silo hides a covariate if few of its records in an arm hold some value, or all the same."
     note += _hidden(document)
-    return flow.table1(arms, [f"{count:,}" for count in document["arm_counts"]], lines, note)
+    return flow.table1(arms, [f"{count:,}" for count in described["counts"]], lines, note)
 
 
 def _hidden(document: Document) -> str:
@@ -271,29 +274,64 @@ def missing(document: Document) -> str:
     data = series.overlap(document)
     if data is None:
         return ""
-    html = ""
-    unknown = sum(arm.records - arm.observed for arm in data.arms)
-    models = document["study"]["models"]
-    if unknown and "missingness" in models:
-        html += text(
-            "p",
-            f"{unknown:,} of {document['n']:,} records have no outcome. They count: inverse probability of "
-            f"observation weights come from {models['missingness']}.",
-        )
-    elif unknown and "censoring" in models:
-        html += text("p", f"{unknown:,} of {document['n']:,} records have no outcome.")
-    elif not unknown:
-        html += text("p", "Every record has an outcome.")
-    imputed = document.get("imputation") or {}
-    if imputed.get("variables"):
+    html, models = "", document["study"]["models"]
+    if "grid" in document or "periods" in document:
+        if "censoring" in models:
+            html += text(
+                "p",
+                "Follow-up that ends without an event is accounted for by inverse probability of censoring "
+                f"weights from {models['censoring']}.",
+            )
+    else:
+        html += _without_outcome(document, sum(arm.records - arm.observed for arm in data.arms))
+    omitted = document.get("participants", {}).get("omitted", 0)
+    if omitted:
+        html += text("p", f"{omitted:,} records have no treatment and are left out, as the study declares.")
+    lines = document.get("missing") or {}
+    if lines:
         rows = [
-            [wording.label(document, name), *(f"{value}" for value in values.values())]
-            if isinstance(values, dict)
-            else [wording.label(document, name), str(values)]
-            for name, values in imputed["variables"].items()
+            [
+                wording.label(document, name),
+                f"{line['count']:,} ({share(line['count'], line['of'])})",
+                MISSING_HANDLED[line["handled"]],
+            ]
+            for name, line in lines.items()
         ]
-        html += scrolling(table(["covariate", "missing"], [row[:2] for row in rows]), "Missing covariates")
+        html += scrolling(table(["missing covariate", "records", "handled by"], rows), "Missing covariates")
     return html
+
+
+def _without_outcome(document: Document, unknown: int) -> str:
+    models = document["study"]["models"]
+    if not unknown:
+        return text("p", "Every record has an outcome.")
+    counted = f"{unknown:,} of {document['n']:,} records have no outcome."
+    if "missingness" in models:
+        counted += (
+            f" They count: inverse probability of observation weights come from {models['missingness']}."
+        )
+    return text("p", counted)
+
+
+def finer_grid(document: Document) -> str:
+    """Return the estimates on a finer grid beside the study's own, if the study compares one."""
+    finer = document.get("finer_grid")
+    if not finer:
+        return ""
+    html = text("p", finer_sentence(document))
+    if not finer["estimates"]:
+        return html
+    digits = max(decimals(row["std_error"]) for row in document["estimates"])
+    rows = [
+        [
+            row["estimand"],
+            *(f"{each['estimate']:.{digits}f} ({each['std_error']:.{digits}f})" for each in (own, row)),
+            f"{row['difference']:+.2f}",
+        ]
+        for own, row in zip(document["estimates"], finer["estimates"], strict=True)
+    ]
+    head = ["", "estimate (std. error)", "on the finer grid", "difference in std. errors"]
+    return html + scrolling(table(head, rows), "A finer grid")
 
 
 def curves(document: Document) -> str:
@@ -318,19 +356,40 @@ def curves(document: Document) -> str:
         )
         description = f"At the last horizon: {ends}. Bands hold for all times and arms at once."
         html += charts.figure(
-            clinical.curves(same, wording.time(document)),
+            clinical.curves(
+                same, wording.time(document), begin=float(document["grid"]["measure"] == "Survival")
+            ),
             title=title,
             description=description,
             key=f"curve-{k}",
         )
-    return html + _at_risk(document)
+    return html + _at_risk(document) + _by_horizon(document)
+
+
+def _by_horizon(document: Document) -> str:
+    """Draw each comparison of the arms over its horizons, such as a difference of restricted means."""
+    html = ""
+    for k, data in enumerate(series.by_horizon(document)):
+        if data.null is None or len(data.horizons) < 2:
+            continue
+        ends = zip(data.horizons, data.estimate, data.low, data.high, strict=True)
+        description = "; ".join(
+            f"at {h}: {value:.4g} ({low:.4g} to {high:.4g})" for h, value, low, high in ends
+        )
+        title = (
+            f"{data.estimand} by horizon; bars are {interval_title(document)}s, the band holds for all "
+            "horizons at once"
+        )
+        drawn = clinical.horizons(data)
+        html += charts.figure(drawn, title=title, description=description, key=f"horizon-{k}")
+    return html
 
 
 def _at_risk(document: Document) -> str:
     shown = document.get("at_risk")
     if not shown:
         return ""
-    head = ["at risk in period", *(f"{period}" for period in shown["periods"])]
+    head = ["", *(f"period {period}" for period in shown["periods"])]
     rows = [
         [
             wording.arm(document, arm),
@@ -341,4 +400,9 @@ def _at_risk(document: Document) -> str:
         ]
         for arm, counts, hides in zip(document["arms"], shown["counts"], shown["hidden_in"], strict=True)
     ]
-    return scrolling(table(head, rows), "Numbers at risk")
+    caption = "People at risk when a period begins"
+    html = scrolling(table(head, rows, caption=caption), caption)
+    if any(map(any, shown["hidden_in"])):
+        note = "+: some silos hide their number, because few people left before that period; hidden: all do."
+        html += text("p", note, class_="soft")
+    return html

@@ -8,7 +8,9 @@ import numpy as np
 
 from fedtmle.layout import Document
 from fedtmle.programs.flow import Details, StudyDetails
+from fedtmle.programs.regimes import RegimeDetails
 from fedtmle.programs.study import Study
+from fedtmle.programs.time import TimeDetails
 from fedtmle.results.inference import table_rows
 from fedtmle.targets.effects.balance import Balance
 from fedtmle.targets.effects.components import InStratum, Static
@@ -131,15 +133,24 @@ def ladder_document(study: Study, details: Details) -> list[Document]:
 
 
 def balance_document(study: Study, details: Details, silos: int) -> Document | None:
-    """Return the standardised differences of covariates before and after weighting, by arm."""
-    if not isinstance(details, StudyDetails):
+    """Return the covariates by arm, and their standardised differences before and after weighting.
+
+    Of treatment over time, these are covariates and arms in period 1, or everyone if there are no arms.
+    """
+    lines, counts = None, details.arm_counts
+    if isinstance(details, StudyDetails) and details.diagnostics is not None:
+        lines = details.diagnostics.balance
+    elif isinstance(details, TimeDetails | RegimeDetails):
+        lines = details.balance
+    if isinstance(details, RegimeDetails):
+        counts = details.tally.arms or details.tally.at_risk[:1]
+    if lines is None:
         return None
-    if details.diagnostics is None or details.diagnostics.balance is None:
-        return None
-    lines = details.diagnostics.balance
+    reference, *arms = study.target.arms or ("all",)
     return {
-        "reference": study.target.arms[0],
-        "arms": list(study.target.arms[1:]),
+        "reference": reference,
+        "arms": arms,
+        "counts": list(counts),
         "is_complete": all(line.silos == silos for line in lines),
         "covariates": [_line(line, study, silos) for line in lines],
     }

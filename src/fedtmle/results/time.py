@@ -10,7 +10,7 @@ import numpy as np
 from fedtmle.layout import Document
 from fedtmle.programs.study import Study
 from fedtmle.programs.time import AtRisk, TimeDetails
-from fedtmle.results.inference import simultaneous_quantile
+from fedtmle.results.inference import simultaneous_quantile, symmetric, table_rows
 from fedtmle.runtime.result import Result
 from fedtmle.targets.time.estimands import AbstractTimeEffect
 
@@ -26,10 +26,37 @@ def time_document(study: Study, details: TimeDetails, result: Result, silos: int
             "horizons": list(target.horizons),
             "causes": list(target.causes),
             "measure": type(target).__name__,
+            "subperiods": target.subperiods,
         },
+        "finer_grid": None if result.psi is None else _finer_grid(study, target, details, result),
         "event_counts": [list(counts) for counts in details.event_counts],
         "curves": [] if result.psi is None else _curves(study, target, details, result),
         "at_risk": None if details.at_risk is None else _at_risk(details.at_risk, silos),
+    }
+
+
+def _finer_grid(
+    study: Study, target: AbstractTimeEffect, details: TimeDetails, result: Result
+) -> Document | None:
+    """Return the estimates on the finer grid beside the study's own; None if the study compares none.
+
+    A difference is that from the study's own estimate in its standard errors, for a ratio of logarithms.
+    """
+    finer, psi, covariance = details.finer, result.psi, result.covariance
+    if finer is None or psi is None or covariance is None:
+        return None
+    shown: list[Document] = []
+    if finer.estimate is not None:
+        own, _ = table_rows(study, details.components, psi, covariance)
+        rows, _ = table_rows(study, details.components, finer.estimate.psi, finer.estimate.covariance)
+        for row, like in zip(rows, own, strict=True):
+            (there, _), (here, variance) = symmetric(row), symmetric(like)
+            shown.append({**row.to_dict(), "difference": (there - here) / math.sqrt(variance)})
+    return {
+        "subperiods": finer.subperiods,
+        "periods": len(target.edges) * finer.subperiods,
+        "estimates": shown,
+        "reason": finer.reason,
     }
 
 

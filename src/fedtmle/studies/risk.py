@@ -29,6 +29,7 @@ from fedtmle.targets.effects.problem import LINK_REACH, EffectProblem
 from fedtmle.targets.regimes.estimands import AbstractRegimeEffect
 from fedtmle.targets.residuals import ResidualProblem
 from fedtmle.targets.time.estimands import AbstractTimeEffect
+from fedtmle.targets.time.followup import FollowUp
 
 EDGES = (0.0, 1e-6, 1e-3, 0.01, 0.1, 0.5, 0.99, 1.0)  # remaining shares of the prior uncertainty
 KNOWN = 0.01  # a value counts as known if less than this share remains
@@ -305,22 +306,23 @@ def _follow_up(target: AbstractTimeEffect, table: Table, name: str) -> tuple[Dis
     if name == target.entry:
         raise InputError(f"attribute: '{name}' is the time of entry; audit '{target.time}' instead")
     if name == target.time:
-        return _periods(target, table), f"one of {len(target.edges)} periods"
+        periods = _periods((target.finer or target).follow_up, table)
+        return periods, f"one of {len(periods.levels)} periods"
     codes = (target.censored, *target.causes)
     return _factor(table, name, codes), f"one of {len(codes)} codes"
 
 
-def _periods(target: AbstractTimeEffect, table: Table) -> Discrete[Table]:
+def _periods(follow_up: FollowUp, table: Table) -> Discrete[Table]:
     """Return the time of an event as the audit attacks it: in which period of the grid it is."""
-    truth = target.follow_up.read(table).last - 1
+    truth = follow_up.read(table).last - 1
 
     def assign(rows: Table, k: int) -> Table:
-        begun = 0.0 if target.entry is None else rows.numeric[target.entry]
-        own = rows.numeric[target.time]  # within its period, or beyond the grid, the time stays as it is
-        return rows.with_numeric(target.time, np.where(truth == k, own, begun + target.edges[k]))
+        begun = 0.0 if follow_up.entry is None else rows.numeric[follow_up.entry]
+        own = rows.numeric[follow_up.time]  # within its period, or beyond the grid, the time stays as it is
+        return rows.with_numeric(follow_up.time, np.where(truth == k, own, begun + follow_up.edges[k]))
 
-    levels = tuple(float(k + 1) for k in range(len(target.edges)))
-    return Discrete(name=target.time, levels=levels, truth=truth, assign=assign)
+    levels = tuple(float(k + 1) for k in range(follow_up.periods))
+    return Discrete(name=follow_up.time, levels=levels, truth=truth, assign=assign)
 
 
 def _factor(table: Table, name: str, codes: tuple[str, ...] = ()) -> Discrete[Table]:

@@ -29,6 +29,7 @@ from fedtmle.text import emulation
 from fedtmle.text.certificate import NOT_COVERED, certificate, privacy_budget, privacy_cost
 
 WAYS = ("bits_up", "bits_down")
+MISSING_HANDLED = {"indicator": "a constant and an indicator", "impute": "multiple imputation"}
 PHASES = ("nuisance", "calibration", "targeting", "closing", "diagnostics")
 
 
@@ -41,6 +42,7 @@ def render(document: Document) -> str:
         _how(document),
         _learners(document),
         _estimates(document),
+        finer_grid(document),
         _missing(document),
         _personalized(document),
         _silos(document),
@@ -145,12 +147,46 @@ def _grid(document: Document) -> Iterator[tuple[str, str]]:
     edges = grid["edges"]
     causes = f", causes {', '.join(grid['causes'])}" if len(grid["causes"]) > 1 else ""
     yield "event", f"{target['outcome']} at {target['time']}{causes}"
-    ends = f"{len(edges)} periods to {edges[-1]:g}"
-    longest = max(b - a for a, b in zip((0.0, *edges), edges, strict=False))
-    yield "grid", f"{ends}, the longest {longest:g}; times within a period count as equal"
+    parts = grid.get("subperiods", 1)
+    ends = f"{len(edges)} periods to {edges[-1]:g}" + (f", each of {parts} parts" if parts > 1 else "")
+    longest = longest_period(document) / parts
+    within = "a period" if parts == 1 else "a part"
+    yield "grid", f"{ends}, the longest {longest:g}; times within {within} count as equal"
     for role in ("hazard", "censoring"):
         if role not in document["study"]["models"]:
             yield f"{role} model", "none: counted by arm and period"
+
+
+def longest_period(document: Document) -> float:
+    """Return the length of the longest period of a study of times."""
+    edges: list[float] = document["grid"]["edges"]
+    return max(b - a for a, b in zip((0.0, *edges), edges, strict=False))
+
+
+def finer_grid(document: Document) -> Iterator[str]:
+    """Yield the estimates on a finer grid beside the study's own, if the study compares one."""
+    finer = document.get("finer_grid")
+    if not finer:
+        return
+    if finer["estimates"]:
+        digits = _digits(document)
+        rows = [["estimand", "estimate (SE)", "on the finer grid", "difference in SE"]]
+        for pair in zip(document["estimates"], finer["estimates"], strict=True):
+            shown = [f"{number(r['estimate'], digits)} ({number(r['std_error'], digits)})" for r in pair]
+            rows.append([pair[1]["estimand"], *shown, f"{pair[1]['difference']:+.2f}"])
+        yield from aligned(rows)
+    yield from wrapped(finer_sentence(document))
+
+
+def finer_sentence(document: Document) -> str:
+    """Return what the comparison with a finer grid shows, or why there is none."""
+    finer = document["finer_grid"]
+    length = longest_period(document) / finer["subperiods"]
+    grid = f"a grid of {finer['periods']} periods, the longest {length:g}"
+    if not finer["estimates"]:
+        return f"There is no estimate on {grid}: {finer['reason']}."
+    largest = max(abs(row["difference"]) for row in finer["estimates"])
+    return f"On {grid}, the estimates differ by at most {largest:.2f} of their standard errors."
 
 
 def _at_risk(document: Document) -> Iterator[str]:
@@ -237,9 +273,14 @@ def _missing(document: Document) -> Iterator[str]:
             "left out, as the study declares."
         )
     rows = [["missing covariate", "records", "handled by"]]
-    words = {"indicator": "a constant and an indicator", "impute": "multiple imputation"}
     for name, line in missing.items():
-        rows.append([name, f"{line['count']:,} ({share(line['count'], line['of'])})", words[line["handled"]]])
+        rows.append(
+            [
+                name,
+                f"{line['count']:,} ({share(line['count'], line['of'])})",
+                MISSING_HANDLED[line["handled"]],
+            ]
+        )
     if missing:
         yield from aligned(rows)
     imputation = document.get("imputation")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar, final
@@ -12,7 +13,7 @@ import numpy as np
 from fedtmle.model.parallel import mapped
 from fedtmle.model.statistics import AbstractBins, Forecast, Group
 from fedtmle.model.table import AnyTable, Table, over_blocks
-from fedtmle.model.types import Array, exponent, first
+from fedtmle.model.types import Array, Codes, IntArray, exponent, first
 from fedtmle.targets.effects.problem import EffectProblem
 from fedtmle.targets.effects.rows import EffectRows
 
@@ -32,7 +33,65 @@ class ArmSums(Protocol):
     def sums(self) -> tuple[float, ...]: ...
 
 
-Piece = tuple[EffectRows, Table]
+@final
+@dataclass(frozen=True, kw_only=True)
+class ArmRows:
+    """Records with the code of their arm, their weight and its inverse probability weight, shape (N,)."""
+
+    table: Table
+    arm: IntArray | Codes
+    weight: Array
+    inverse: Array
+
+
+class AbstractArmWeights(ABC):
+    """Weighs records by the inverse probability of their arm.
+
+    ``ceiling`` bounds a weight times its inverse probability weight, ``population_ceiling`` a weight.
+    """
+
+    @property
+    @abstractmethod
+    def ceiling(self) -> float: ...
+
+    @property
+    @abstractmethod
+    def population_ceiling(self) -> float: ...
+
+    @abstractmethod
+    def over(self, rows: AnyTable, work: Callable[[ArmRows], Result]) -> Iterable[Result]:
+        """Return ``work`` of consecutive records, in order."""
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class CleverWeights(AbstractArmWeights):
+    """The clever covariates of the first population's ``components``: static arms, never two other than 0."""
+
+    effect: EffectProblem
+    components: int
+
+    @property
+    def ceiling(self) -> float:
+        return self.effect.ceiling
+
+    @property
+    def population_ceiling(self) -> float:
+        return self.effect.population_ceiling
+
+    def over(self, rows: AnyTable, work: Callable[[ArmRows], Result]) -> Iterable[Result]:
+        if not isinstance(rows, Table):
+            return over_blocks(rows, lambda block: work(self._weighed(self.effect.prepare(block), block)))
+        prepared = self.effect.rows(rows)
+        if prepared.cluster is not None:
+            return (work(self._weighed(prepared, rows)),)
+        pairs = zip(prepared.blocks(), rows.blocks(), strict=True)
+        return mapped(lambda pair: work(self._weighed(*pair)), pairs)
+
+    def _weighed(self, rows: EffectRows, table: Table) -> ArmRows:
+        weight = np.broadcast_to(first(rows.weight), (rows.n_rows,))
+        inverse = rows.covariates[: self.components].sum(axis=0)
+        return ArmRows(table=table, arm=rows.arm, weight=weight, inverse=inverse)
 
 
 @final
@@ -77,19 +136,16 @@ class Balance:
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class BalanceBins(AbstractBins[Piece]):
+class BalanceBins(AbstractBins[ArmRows]):
     """For each covariate x, scaled to its range, the sums of w x, w x^2, w H, w H x and w in each arm.
 
-    w is a record's weight and H its clever covariate. Without weights the sum of w is a count: left out.
-    A silo discloses a covariate's sums if every value of it that few hold is held by enough in each arm.
-    ``components`` is how many components the first population has: static arms, whose H are never both
-    other than zero.
+    w is a record's weight and H the inverse probability weight. Without weights the sum of w is a count: left
+    out. A silo discloses a covariate's sums if every value of it that few hold is held by enough in each arm.
     """
 
-    effect: EffectProblem
+    weights: AbstractArmWeights
     covariates: tuple[Covariate, ...]
     arms: int
-    components: int
     has_weights: bool
 
     @property
@@ -102,7 +158,7 @@ class BalanceBins(AbstractBins[Piece]):
 
     @property
     def exponents(self) -> tuple[int, ...]:
-        weight, inverse = exponent(self.effect.population_ceiling), exponent(self.effect.ceiling)
+        weight, inverse = exponent(self.weights.population_ceiling), exponent(self.weights.ceiling)
         return (weight, weight, inverse, inverse, *([weight] if self.has_weights else []))
 
     @property
@@ -115,23 +171,17 @@ class BalanceBins(AbstractBins[Piece]):
         """The sum of x^2 is that of x if x is 0 or 1; means are near weighted ones; H and w are as before."""
         return ((0, 0), (1, 0), None, (1, 3), *([None] if self.has_weights else []))
 
-    def over(self, rows: AnyTable, work: Callable[[Piece], Result]) -> Iterable[Result]:
-        if not isinstance(rows, Table):
-            return over_blocks(rows, lambda block: work((self.effect.prepare(block), block)))
-        prepared = self.effect.rows(rows)
-        if prepared.cluster is not None:
-            return (work((prepared, rows)),)
-        return mapped(work, zip(prepared.blocks(), rows.blocks(), strict=True))
+    def over(self, rows: AnyTable, work: Callable[[ArmRows], Result]) -> Iterable[Result]:
+        return self.weights.over(rows, work)
 
-    def groups(self, piece: Piece) -> Sequence[Group]:
-        rows, table = piece
-        order = np.argsort(rows.arm, kind="stable")  # sorted by arm once, for all covariates
-        bins = rows.arm[order].astype(np.uint8)
-        weight = np.broadcast_to(first(rows.weight), (rows.n_rows,))[order]
-        h = weight * rows.covariates[: self.components].sum(axis=0)[order]
+    def groups(self, piece: ArmRows) -> Sequence[Group]:
+        order = np.argsort(piece.arm, kind="stable")  # sorted by arm once, for all covariates
+        bins = piece.arm[order].astype(np.uint8)
+        weight = piece.weight[order]
+        h = weight * piece.inverse[order]
         groups = []
         for covariate in self.covariates:
-            x = covariate.of(table)[order]
+            x = covariate.of(piece.table)[order]
             known = np.isfinite(x)
             here = slice(None) if known.all() else known
             w, inverse, x = weight[here], h[here], x[here]

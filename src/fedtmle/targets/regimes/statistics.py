@@ -9,10 +9,12 @@ from typing import TypeVar, final
 
 import numpy as np
 
+from fedtmle.model import kernels
 from fedtmle.model.statistics import AbstractBins, Group
 from fedtmle.model.table import AnyTable, Table, over_blocks
 from fedtmle.model.types import Array, exponent
-from fedtmle.targets.effects.prepare import EffectColumns
+from fedtmle.targets.effects.balance import AbstractArmWeights, ArmRows
+from fedtmle.targets.effects.prepare import EffectColumns, arm_probabilities
 from fedtmle.targets.effects.rows import bins_between
 from fedtmle.targets.effects.statistics import AbstractLaidOutColumns, Block, TallyLayout
 from fedtmle.targets.long import OverProblem
@@ -129,6 +131,36 @@ class RegimeTruncationBins(OverProblem[Table], AbstractBins[Table]):
     def groups(self, piece: Table) -> list[Group]:
         truncated = [each for _, each in self.problem.weights(piece)]
         return [Group(bins=truncated[r].astype(np.uint8)) for r in self.longest]
+
+
+@final
+@dataclass(frozen=True)
+class FirstArmWeights(AbstractArmWeights):
+    """Weighs people by the inverse propensity score of their arm in period 1; by 1 without arms."""
+
+    problem: RegimeProblem
+
+    @property
+    def ceiling(self) -> float:
+        return self.problem.ceiling
+
+    @property
+    def population_ceiling(self) -> float:
+        return self.problem.population_ceiling
+
+    def over(self, rows: AnyTable, work: Callable[[ArmRows], Result]) -> Iterable[Result]:
+        return self.problem.over(rows, lambda table: work(self._weighed(table)))
+
+    def _weighed(self, table: Table) -> ArmRows:
+        sequence, n = self.problem.sequence, table.n_rows
+        shown, weight, columns = sequence.show(table, 1), sequence.weight(table), sequence.columns
+        if not columns.arms:
+            return ArmRows(table=shown, arm=np.zeros(n, dtype=np.int64), weight=weight, inverse=np.ones(n))
+        arm = columns.arm(shown)
+        fits = [model.predict(shown) for model in sequence.scores[0].treatment]
+        g = kernels.chosen(arm_probabilities(fits, len(columns.arms), slice(0, n)), arm)
+        bounded = np.maximum(g, 1.0 / min(sequence.ceiling, self.ceiling))
+        return ArmRows(table=shown, arm=arm, weight=weight, inverse=1.0 / bounded)
 
 
 @final

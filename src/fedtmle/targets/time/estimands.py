@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import ClassVar, Literal, final
+from typing import ClassVar, Literal, Self, final
 
 import numpy as np
 
@@ -49,6 +49,12 @@ class AbstractTimeEffect(AbstractEffect):
         The name of the variable that says when follow-up began. By default it began at 0.
     beyond
         Whether follow-up beyond the grid is an error ("refuse") or ends with the grid ("truncate").
+    subperiods
+        Into how many equal parts each period is divided where hazards are estimated. Horizons, mean times
+        and ``period`` in formulas still count whole periods.
+    compare_subperiods
+        A larger number of parts, for a second estimate on a finer grid that is shown beside the first. By
+        default there is none.
 
     Examples
     --------
@@ -71,6 +77,8 @@ class AbstractTimeEffect(AbstractEffect):
     censored: str = "0"
     entry: str | None = None
     beyond: Literal["refuse", "truncate"] = "refuse"
+    subperiods: int = 1
+    compare_subperiods: int | None = None
 
     first_horizon: ClassVar[int] = 1
     measure: ClassVar[str] = ""  # the measure in words, for the question
@@ -91,6 +99,7 @@ class AbstractTimeEffect(AbstractEffect):
         self._read_causes()
         self._read_grid()
         self._read_horizons()
+        self._read_subperiods()
         if self.beyond not in ("refuse", "truncate"):
             raise InputError(f"beyond: expected 'refuse' or 'truncate', not {self.beyond!r}")
 
@@ -141,6 +150,28 @@ class AbstractTimeEffect(AbstractEffect):
             raise InputError("horizons: list each once, in rising order")
         object.__setattr__(self, "horizons", horizons)
 
+    def _read_subperiods(self) -> None:
+        self._expect_parts("subperiods", self.subperiods, 1)
+        if self.compare_subperiods is not None:
+            self._expect_parts("compare_subperiods", self.compare_subperiods, self.subperiods + 1)
+
+    def _expect_parts(self, name: str, parts: int, least: int) -> None:
+        expect_integer(name, parts)
+        if parts < least:
+            raise InputError(f"{name}: expected at least {least} parts of each period, got {parts}")
+        if parts * len(self.edges) > MOST_PERIODS:
+            raise InputError(
+                f"{name}: {parts} parts of {len(self.edges)} periods are {parts * len(self.edges)}; expected "
+                f"at most {MOST_PERIODS}"
+            )
+
+    @property
+    def finer(self) -> Self | None:
+        """The same estimand on the finer grid of the comparison; None if there is none."""
+        if self.compare_subperiods is None:
+            return None
+        return replace(self, subperiods=self.compare_subperiods, compare_subperiods=None)
+
     @cached_property
     def edges(self) -> tuple[float, ...]:
         """The ends of the periods."""
@@ -151,16 +182,29 @@ class AbstractTimeEffect(AbstractEffect):
         return FollowUp(
             time=self.time,
             event=self.outcome,
-            edges=self.edges,
+            edges=self._divided(self.edges),
             causes=self.causes,
             censored=self.censored,
             entry=self.entry,
             truncate=self.beyond == "truncate",
+            subperiods=self.subperiods,
+        )
+
+    def _divided(self, edges: tuple[float, ...]) -> tuple[float, ...]:
+        """Return the ends of the parts of all periods; the ends of periods are among them, bit for bit."""
+        parts = self.subperiods
+        return tuple(
+            end if k == parts else begin + (end - begin) * k / parts
+            for begin, end in zip((0.0, *edges), edges, strict=False)
+            for k in range(1, parts + 1)
         )
 
     def question_stem(self) -> str:
-        horizons = ", ".join(map(str, self.horizons))
-        return f"{self._asks()} by the end of period {horizons} of {len(self.edges)}"
+        first, last = self.horizons[0], self.horizons[-1]
+        named = f"period {', '.join(map(str, self.horizons))}"
+        if len(self.horizons) > 3 and self.horizons == tuple(range(first, last + 1)):
+            named = f"each period from {first} to {last}"
+        return f"{self._asks()} by the end of {named} of {len(self.edges)}"
 
     @abstractmethod
     def _asks(self) -> str:
@@ -188,7 +232,7 @@ class AbstractTimeEffect(AbstractEffect):
 
     def _functional(self, cause: int, horizon: int) -> Functional:
         line = self.weights(horizon)
-        none = (0.0,) * len(self.edges)
+        none = (0.0,) * len(line)
         rows = tuple(line if cause in (-1, j) else none for j in range(len(self.causes)))
         return Functional(name=self._named(self.symbol, cause, horizon), weights=rows)
 
@@ -197,10 +241,14 @@ class AbstractTimeEffect(AbstractEffect):
         return f"{name}{of} at {horizon}"
 
     def weights(self, horizon: int) -> tuple[float, ...]:
-        """Return the weight of F(t) in the functional, period by period: F itself, or its sum before."""
+        """Return the weight of F(t) in the functional, by period of the grid: F itself, or its sum before.
+
+        A part of a period counts as that part in a sum.
+        """
+        grid, last = range(1, len(self.edges) * self.subperiods + 1), horizon * self.subperiods
         if self.is_area:
-            return tuple(float(t + 1 < horizon) for t in range(len(self.edges)))
-        return tuple(float(t + 1 == horizon) for t in range(len(self.edges)))
+            return tuple((t < last) / self.subperiods for t in grid)
+        return tuple(float(t == last) for t in grid)
 
     symbol: ClassVar[str] = "risk"  # the functional's name
     is_area: ClassVar[bool] = False  # whether F is summed over the periods before the horizon

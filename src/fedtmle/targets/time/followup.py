@@ -40,6 +40,7 @@ class FollowUp:
     ``time`` is the time of the event or of the end of follow-up, ``event`` the column that says which: one
     of ``causes``, or ``censored``. ``entry`` is the time of entry on the same scale, None if time is counted
     from entry. With ``truncate``, follow-up after the last edge is cut off there; without, it is an error.
+    ``subperiods`` consecutive periods of the grid are one period in formulas.
     """
 
     time: str
@@ -49,10 +50,17 @@ class FollowUp:
     censored: str
     entry: str | None = None
     truncate: bool = False
+    subperiods: int = 1
 
     @property
     def periods(self) -> int:
         return len(self.edges)
+
+    def name(self, period: int) -> str:
+        """Return the name of a period of the grid, counted from 1."""
+        whole, part = divmod(period - 1, self.subperiods)
+        of = "" if self.subperiods == 1 else f"part {part + 1} of "
+        return f"{of}period {whole + 1}"
 
     def read(self, table: Table) -> Seen:
         """Return the follow-up of each row; `DataError` names the column and the number of rows, no value."""
@@ -79,18 +87,26 @@ class FollowUp:
         return Seen(np.minimum(last, self.periods), np.where(beyond, 0, cause))
 
     def long(self, table: Table, counts: IntArray) -> tuple[Table, IntArray]:
-        """Return the person-periods 1..counts[i] of each row i, and the row of each."""
+        """Return the person-periods 1..counts[i] of each row i, and the row of each.
+
+        Formulas see the period in which a part of a period is, as a factor, and its end in periods.
+        """
         starts = np.cumsum(counts) - counts
         rows = np.repeat(np.arange(table.n_rows), counts)
         period = np.arange(len(rows)) - starts[rows]
-        taken = table.take(rows)
+        taken, whole = table.take(rows), self.periods // self.subperiods
         long = Table(
             n_rows=len(rows),
-            numeric={**taken.numeric, PERIOD: period + 1.0},
-            factors={**taken.factors, PERIOD: Factor(period, period_levels(self.periods))},
-            known_reach={**table.reach, PERIOD: float(self.periods)},
+            numeric={**taken.numeric, PERIOD: (period + 1.0) / self.subperiods},
+            factors={**taken.factors, PERIOD: Factor(period // self.subperiods, period_levels(whole))},
+            known_reach={**table.reach, PERIOD: float(whole)},
         )
         return long, rows
+
+
+def grid_periods(long: Table, subperiods: int) -> IntArray:
+    """Return the period of the grid of each person-period, counted from 1."""
+    return np.rint(long.numeric[PERIOD] * subperiods).astype(np.int64)
 
 
 def period_levels(periods: int) -> tuple[str, ...]:

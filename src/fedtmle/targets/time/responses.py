@@ -12,7 +12,7 @@ from fedtmle.initial.glm import AbstractResponse
 from fedtmle.model.table import Table
 from fedtmle.model.types import Array, IntArray
 from fedtmle.targets.effects.prepare import EffectColumns
-from fedtmle.targets.time.followup import PERIOD, FollowUp, Seen
+from fedtmle.targets.time.followup import FollowUp, Seen, grid_periods
 
 RESPONSE = "\0response"  # the column of person-periods that holds their response
 
@@ -39,7 +39,8 @@ class AbstractPeriodResponse(AbstractResponse):
     def expand(self, table: Table) -> tuple[Table, IntArray]:
         counts, happened = self.at_risk(self.follow_up.read(table))
         long, rows = self.follow_up.long(table, counts)
-        y = (long.factors[PERIOD].codes + 1 == happened[rows]).astype(np.float64)
+        period = grid_periods(long, self.follow_up.subperiods)
+        y = (period == happened[rows]).astype(np.float64)
         reach = {**long.reach, RESPONSE: 1.0}
         return replace(long, numeric={**long.numeric, RESPONSE: y}, known_reach=reach), counts
 
@@ -112,8 +113,9 @@ class CountedHazard:
 
     columns: EffectColumns
     hazards: tuple[tuple[float, ...], ...]
+    subperiods: int
 
     def predict(self, table: Table) -> Array:
         """Return the hazard of each person-period, shape (N,)."""
-        arm, period = self.columns.arm(table), table.factors[PERIOD].codes
-        return np.asarray(np.array(self.hazards)[arm, period])
+        arm, period = self.columns.arm(table), grid_periods(table, self.subperiods)
+        return np.asarray(np.array(self.hazards)[arm, period - 1])

@@ -9,9 +9,11 @@ from typing import TypeVar, final
 
 import numpy as np
 
+from fedtmle.model import kernels
 from fedtmle.model.statistics import AbstractBins, Group
 from fedtmle.model.table import AnyTable, Table, over_blocks
 from fedtmle.model.types import Array, exponent
+from fedtmle.targets.effects.balance import AbstractArmWeights, ArmRows
 from fedtmle.targets.effects.prepare import EffectColumns
 from fedtmle.targets.effects.rows import probability_bins, shown_arms
 from fedtmle.targets.effects.statistics import (
@@ -46,11 +48,11 @@ class TimeCounts(AbstractLaidOutColumns[Table]):
     @cached_property
     def layout(self) -> TallyLayout:
         arms, strata, weight = self.columns.arms, self.columns.strata_levels, self.weight_exponent
-        causes = self.follow_up.causes
+        causes, last = self.follow_up.causes, self.follow_up.name(self.horizon)
         return TallyLayout(
             {
                 "arm": Block(tuple(f"in arm {arm}" for arm in arms), 1),
-                "at risk": Block(tuple(f"at risk in period {self.horizon} in arm {arm}" for arm in arms), 1),
+                "at risk": Block(tuple(f"at risk in {last} in arm {arm}" for arm in arms), 1),
                 "events": Block(
                     tuple(f"with event {cause} in arm {arm}" for arm in arms for cause in causes), 1
                 ),
@@ -114,7 +116,7 @@ class LifeTable(AbstractLaidOutColumns[Table]):
     @cached_property
     def layout(self) -> TallyLayout:
         names = [
-            f"in period {t + 1} in arm {arm}"
+            f"in {self.follow_up.name(t + 1)} in arm {arm}"
             for arm in self.columns.arms
             for t in range(self.follow_up.periods)
         ]
@@ -201,6 +203,31 @@ class TimeTruncationBins(OverProblem[People], AbstractBins[People]):
     def groups(self, piece: People) -> list[Group]:
         below = piece.world(None, logits=np.empty(0)).truncated
         return [Group(bins=(below & (piece.arm == arm)).astype(np.uint8)) for arm in range(len(self.sizes))]
+
+
+@final
+@dataclass(frozen=True)
+class TimeArmWeights(AbstractArmWeights):
+    """Weighs people by the inverse of their arm's propensity score, truncated as in the first period."""
+
+    problem: TimeProblem
+
+    @property
+    def ceiling(self) -> float:
+        return self.problem.ceiling
+
+    @property
+    def population_ceiling(self) -> float:
+        return self.problem.population_ceiling
+
+    def over(self, rows: AnyTable, work: Callable[[ArmRows], Result]) -> Iterable[Result]:
+        return self.problem.over(rows, lambda people: work(self._weighed(people)))
+
+    def _weighed(self, people: People) -> ArmRows:
+        g = kernels.chosen(people.g, people.arm)
+        weight = np.ones(people.n_rows) if people.weight is None else people.weight
+        bounded = np.maximum(g, max(self.problem.prepare.g_floor, 1.0 / self.ceiling))
+        return ArmRows(table=people.table, arm=people.arm, weight=weight, inverse=1.0 / bounded)
 
 
 @final
