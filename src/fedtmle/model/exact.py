@@ -121,6 +121,8 @@ def query_shifts(bound: RowBound, eps: Array, parts: Part) -> tuple[int, ...]:
 
 def total(chunks: IntArray) -> tuple[int, ...]:
     """Column totals of per-chunk int64 sums, shape (chunks, p), as unbounded integers."""
+    if len(chunks) == 1:
+        return tuple(chunks[0].tolist())
     high = (chunks >> 32).sum(axis=0)
     low = (chunks & 0xFFFFFFFF).sum(axis=0)
     return tuple((int(h) << 32) + int(v) for h, v in zip(high, low, strict=True))

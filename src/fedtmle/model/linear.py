@@ -62,7 +62,7 @@ def remembered(function: Callable[Given, Result]) -> Callable[Given, Result]:
 
     @wraps(function)
     def looked_up(*args: Given.args, **kwargs: Given.kwargs) -> Result:
-        if sum(np.size(part) for part in args if isinstance(part, np.ndarray)) > LARGEST_REMEMBERED:
+        if sum([part.size for part in args if isinstance(part, np.ndarray)]) > LARGEST_REMEMBERED:
             return function(*args, **kwargs)
         result = computed(_Call(args, kwargs))
         return cast(Result, result.copy()) if isinstance(result, np.ndarray) else result
