@@ -41,7 +41,45 @@ class OneGroup(AbstractBins[Group]):
         return [piece]
 
 
+class ThreeGroups(AbstractBins[Any]):
+    """Three groups, of which a copy of its values makes each a group of its own."""
+
+    label = "test"
+    sizes = (3, 3, 3)
+    exponents = (2, 4)
+    terms = (((0,), (0, 1)), ((1,), (0, 1)), ((1,), (1, 1)))
+
+    def groups(self, piece: Any) -> list[Group]:
+        bins, values, is_shared = piece
+        return [
+            Group(bins=bins, values=values if is_shared else values.copy(), sensitive=values[k % 2], terms=t)
+            for k, t in enumerate(self.terms)
+        ]
+
+
 QUERY = BinsQuery(bins=OneGroup(), n=100)
+
+
+@pytest.mark.parametrize("is_sorted", [True, False])
+def test_groups_that_share_their_values_have_the_sums_of_groups_alone(is_sorted: bool) -> None:
+    rng = np.random.default_rng(3)
+    bins = rng.integers(0, 3, 90).astype(np.uint8)
+    bins = np.sort(bins) if is_sorted else bins
+    values = rng.uniform(-2, 2, (2, 90))
+    query = BinsQuery(bins=ThreeGroups(), n=100)
+    together, apart = (
+        query.answer(SimpleNamespace(evaluate=lambda work, piece=(bins, values, shared): work(piece)))
+        for shared in (True, False)
+    )
+    assert [[(cell.count, cell.units) for cell in group if cell] for group in together] == [
+        [(cell.count, cell.units) for cell in group if cell] for group in apart
+    ]
+    for group, terms in zip(together, ThreeGroups.terms, strict=True):
+        for b, cell in enumerate(group):
+            assert cell is not None
+            found = [unit / 2.0**shift for unit, shift in zip(cell.units, query._shifts, strict=True)]
+            rows = values[:, bins == b]
+            np.testing.assert_allclose(found, [np.prod(rows[list(term)], axis=0).sum() for term in terms])
 
 
 def answered(local: Any, floor: int = 5, query: BinsQuery = QUERY) -> Any:

@@ -52,6 +52,10 @@ class Sums:
     def __getitem__(self, part: slice) -> Sums:
         return Sums(self.units[part], self.shifts[part])
 
+    def chosen(self, places: Sequence[int]) -> Sums:
+        """Some of the sums, in the given order."""
+        return Sums(tuple(self.units[j] for j in places), tuple(self.shifts[j] for j in places))
+
     def fractions(self, divisor: int = 1) -> list[Fraction]:
         """The sums, or means when ``divisor`` is the number of rows, as exact rationals."""
         return [

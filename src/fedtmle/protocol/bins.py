@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, islice, pairwise
+from itertools import chain, groupby, islice, pairwise
 from typing import Any, final
 
 import numpy as np
@@ -262,25 +262,49 @@ class BinsQuery(AbstractTotals[Bins, PooledBins]):
         return tuple(rule([bin_ for bin_ in group if bin_ is not None], floor(self)) for group in answer)
 
     def _count(self, piece: object) -> list[list[_Counted]]:
+        """Return what a piece of the rows adds to each bin of each group."""
         groups = zip(self.bins.groups(piece), self.bins.sizes, strict=True)
-        return [self._counted(group, size) for group, size in groups]
+        alike = groupby(groups, key=lambda pair: (id(pair[0].bins), id(pair[0].values), pair[1]))
+        parts = (self._counted([group for group, _ in pairs], size) for (_, _, size), pairs in alike)
+        return list(chain.from_iterable(parts))
 
-    def _counted(self, group: Group, size: int) -> list[_Counted]:
-        """Return what a piece of the rows adds to each bin of a group."""
-        if group.values is None and group.sensitive is None:
-            return [_Counted(count) for count in np.bincount(group.bins, minlength=size).tolist()]
-        rows = group if group.is_sorted else group.sorted()
+    def _counted(self, groups: Sequence[Group], size: int) -> list[list[_Counted]]:
+        """Return the same of groups that share their rows' bins and values."""
+        rows = groups[0]
+        if rows.values is None and all(group.sensitive is None for group in groups):
+            counts = np.bincount(rows.bins, minlength=size).tolist()
+            return [[_Counted(count) for count in counts] for _ in groups]
+        if not rows.is_sorted:
+            return [each for group in groups for each in self._counted([group.sorted()], size)]
         ends = np.searchsorted(rows.bins, range(size), side="right").tolist()
-        totals: Sequence[Sums | None] = [None] * size
-        held: Sequence[Array | None] = [None] * size
-        if rows.values is not None:
-            totals = binned_sums(
-                rows.values, ends, self.bins.exponents, what=self.bins.label, terms=rows.terms
-            )
-        if rows.sensitive is not None:
-            held = [rows.sensitive[first:last] for first, last in pairwise((0, *ends))]
-        counts = [last - first for first, last in pairwise((0, *ends))]
-        return [_Counted(*parts) for parts in zip(counts, totals, held, strict=True)]
+        places = list(pairwise((0, *ends)))
+        counted = []
+        for group, totals in zip(groups, self._totals(groups, ends), strict=True):
+            held = group.sensitive
+            holders = [None if held is None else held[first:last] for first, last in places]
+            counts = [last - first for first, last in places]
+            counted.append([_Counted(*parts) for parts in zip(counts, totals, holders, strict=True)])
+        return counted
+
+    def _totals(self, groups: Sequence[Group], ends: Sequence[int]) -> list[list[Sums | None]]:
+        """Return the sums of each group by bin, each in one pass over values that all groups share.
+
+        A term that several groups have is summed once.
+        """
+        values, exponents = groups[0].values, self.bins.exponents
+        if values is None:
+            return [[None] * len(ends) for _ in groups]
+        columns = [(j,) for j in range(len(values))]
+        asked = [list(zip(group.terms or columns, exponents, strict=True)) for group in groups]
+        places = {pair: place for place, pair in enumerate(dict.fromkeys(chain.from_iterable(asked)))}
+        by_bin = binned_sums(
+            values,
+            ends,
+            [power for _, power in places],
+            what=self.bins.label,
+            terms=[term for term, _ in places],
+        )
+        return [[sums.chosen([places[pair] for pair in pairs]) for sums in by_bin] for pairs in asked]
 
     @property
     def lanes(self) -> tuple[Lane, ...]:

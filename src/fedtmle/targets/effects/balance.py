@@ -179,22 +179,36 @@ class BalanceBins(AbstractBins[ArmRows]):
         bins = piece.arm[order].astype(np.uint8)
         weight = piece.weight[order]
         h = weight * piece.inverse[order]
+        common = [h, weight] if self.has_weights else [h]
+        width = len(common)
+        # One array for all covariates, so that all of them are summed in one pass.
+        values = np.empty((width * (1 + len(self.covariates)), len(order)))
+        values[:width] = common
         groups = []
-        for covariate in self.covariates:
-            x = covariate.of(piece.table)[order]
+        for place, covariate in enumerate(self.covariates, start=1):
+            own = slice(width * place, width * (place + 1))
+            x = values[own][0]
+            np.take(covariate.of(piece.table), order, out=x, mode="clip")  # the mode that needs no buffer
+            if self.has_weights:
+                np.multiply(weight, x, out=values[own][1])
             known = np.isfinite(x)
-            here = slice(None) if known.all() else known
-            w, inverse, x = weight[here], h[here], x[here]
-            columns = np.stack([x, inverse, w * x, w] if self.has_weights else [x, inverse])
-            groups.append(Group(bins=bins[here], values=columns, sensitive=x, terms=self._terms))
+            if known.all():
+                terms = self._terms(own.start)
+                groups.append(Group(bins=bins, values=values, sensitive=x, terms=terms))
+                continue
+            some = np.concatenate([values[:width, known], values[own][:, known]])
+            terms = self._terms(width)
+            groups.append(Group(bins=bins[known], values=some, sensitive=x[known], terms=terms))
         return groups
 
-    @property
-    def _terms(self) -> Sequence[tuple[int, ...]]:
-        """The sums as columns, or products of two, of x, H, and with weights w x and w."""
+    def _terms(self, own: int) -> Sequence[tuple[int, ...]]:
+        """The sums of a covariate x as columns, or products of two, of H, w, and at ``own`` x and w x.
+
+        Without weights there are only H and x.
+        """
         if self.has_weights:
-            return ((2,), (2, 0), (1,), (1, 0), (3,))
-        return ((0,), (0, 0), (1,), (1, 0))
+            return ((own + 1,), (own + 1, own), (0,), (0, own), (1,))
+        return ((own,), (own, own), (0,), (0, own))
 
     def compared(self, pooled: Sequence[Sequence[ArmSums]]) -> tuple[Balance, ...]:
         """Return the comparison of the arms from the pooled bins."""
