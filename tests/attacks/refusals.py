@@ -360,8 +360,8 @@ With [three to five silos](threats.md#a-silo-that-lies) each silo's rows must hi
 even if one of these subtracts its own. With 40 covariates and silos of 100 people each silo has up to 75 % of
 some combination of the sums. So the silos fall back on their own rows and refuse: leave covariates out or
 have more silos. In raw costs one person has up to 91 % of the sum of squares, and a logarithm helps.
-The other refusals of studies with rare covariates are of sums that each silo judges by its own rows, masked or
-not: those of predictions and inverse probabilities, where hardly anything but the rare covariate changes the
+The other refusals of studies with rare covariates are of sums that each silo judges by its own rows, masked
+or not: those of predictions and inverse probabilities, if hardly anything but the rare covariate changes the
 predictions and one person of a silo has it.
 
 The studies before were counted with other generators as well: 262 of 431 simulated studies were refused, IHDP
