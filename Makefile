@@ -37,8 +37,8 @@ fuzz: $(READY)  ## every decoder, guided by coverage; needs a Python that atheri
 .peers: tests/model/peers.txt $(READY)
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $@ --requirement $<
 
-noise: .peers  ## the sampler of noise against OpenDP, its accounting against dp-accounting
-	PYTHONPATH=.peers $(BIN)/pytest tests/model/test_noise.py tests/model/test_budget.py -k "opendp or dp_accounting"
+noise: .peers  ## the sampler of noise against its law and OpenDP, its accounting against dp-accounting
+	PYTHONPATH=.peers $(BIN)/pytest tests/model/test_noise.py tests/model/test_budget.py
 
 browser:  ## the browser that the tests of pages use, where it may be installed
 	@command -v chromium >/dev/null && command -v chromedriver >/dev/null || \

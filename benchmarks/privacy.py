@@ -1,8 +1,10 @@
 """Coverage and width of the intervals of studies with privacy, by simulation: the table of docs/privacy.md.
 
     python -m benchmarks.privacy --replications 500 --out privacy.csv [--settings NAME ...] [--seed K]
+    python -m benchmarks.privacy --table docs/privacy/coverage.csv
 
 Settings whose lines the file has already are not run again, so that a table can be made in several goes.
+``--table`` prints a file's lines with 10 covariates as the table of docs/privacy.md.
 
 A replication runs the product's own flow on simulated records: its queries, post-processing and interval. The
 wire and the masks are left out, sums are added in floats (`benchmarks.private_records`), and the noise of all
@@ -209,6 +211,46 @@ def settings() -> Iterator[Cell]:
                 yield Cell(n=n, p=p, kind=kind)
 
 
+WORDS = {
+    "binary": "binary",
+    "rare": "rare (5 %)",
+    "continuous": "a number in a range",
+    "wrong g": "wrong model of treatment",
+    "wrong Q": "wrong model of the outcome",
+    "trial": "a trial, g known",
+    "missing": "some 20 % missing outcomes",
+    "strong": "strong covariates",
+    "strata": "two strata: everyone",
+    "strata in 0": "62 % in this stratum",
+    "strata in 1": "38 % in this one",
+}
+
+
+def first_lines(path: Path) -> list[dict[str, str]]:
+    """Return the lines of a file of results that are the table's own, without those that confirm others."""
+    with path.open(newline="", encoding="utf-8") as file:
+        return [row for row in csv.DictReader(file) if row["replications"] == "500"]
+
+
+def markdown(path: Path) -> list[str]:
+    """Return the lines of the table of docs/privacy.md: 10 covariates, the bound on g chosen by the rule."""
+    cells: dict[tuple[str, str], dict[float, str]] = {}
+    for row in first_lines(path):
+        if row["p"] == "10" and row["g_bounds"] == "auto":
+            star = " *" if float(row["labelled"]) >= 0.5 else ""
+            cell = f"{100 * float(row['coverage']):.1f} %, {float(row['width']):.2f}{star}"
+            key = f"{row['kind']} {row['place']}".strip(), row["n"]
+            cells.setdefault(key, {})[float(row["epsilon"])] = cell
+    lines = []
+    for kind, words in WORDS.items():
+        sizes = sorted((int(n) for name, n in cells if name == kind))
+        for n in sizes:
+            found = cells[kind, str(n)]
+            name = words if n == sizes[0] else ""
+            lines.append(f"| {name} | {n:,} | {' | '.join(found[e] for e in sorted(found))} |")
+    return lines
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--replications", type=int, default=500)
@@ -218,7 +260,11 @@ def main() -> None:
     parser.add_argument(
         "--settings", nargs="*", default=[], help="only the settings whose names contain one of these"
     )
+    parser.add_argument("--table", type=Path, help="print this file's lines as a table, and run nothing")
     given = parser.parse_args()
+    if given.table:
+        sys.stdout.write("".join(f"{line}\n" for line in markdown(given.table)))
+        return
     chosen = [c for c in settings() if not given.settings or any(part in c.name for part in given.settings)]
     done = set()
     if given.out.exists():

@@ -421,6 +421,27 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("the variance is not the square", "-(-(self.sensitivity**2) //", "-(-(self.sensitivity) //"),
     ),
     *_many(
+        "targets/effects/noisy.py",
+        "tests/effects/test_noisy_sums.py",
+        (
+            "a record changes one stratum only",
+            "moments = max(moments, 2 * (1 + Fraction(COUNT_SCALE) ** 2 + Fraction(self.scale) ** 2))",
+            "moments = moments / 2",
+        ),
+        (
+            "strata have the scale of one dimension",
+            "SQUARE_SCALE[2 if self.strata else min(self.dim, 2)]",
+            "SQUARE_SCALE[min(self.dim, 2)]",
+        ),
+        ("terms are not clipped", "t /= np.maximum(length, 1.0)", "t /= 1.0"),
+    ),
+    *_many(
+        "programs/noisy_closing.py",
+        "tests/studies/test_private.py tests/studies/test_private_table.py",
+        ("everyone has the noise of one stratum", "math.sqrt(len(parts)) * of_sums", "of_sums"),
+        ("widths are compared with noise", "np.maximum(least, np.diag(found) - 2.0 * error)", "math.inf"),
+    ),
+    *_many(
         "model/budget.py",
         "tests/model/test_budget.py",
         ("epsilon without delta", "- (delta * alpha).ln() / excess", "- alpha.ln() / excess"),

@@ -282,6 +282,41 @@ def test_a_range_from_the_data_would_break_the_budget() -> None:
     assert change > 2.0  # with a declared range each record is in [-1, 1], so that at most 2
 
 
+def test_noise_in_the_last_round_alone_would_break_the_budget() -> None:
+    """A trap: models that were fitted without noise tell one record to the terms of all others.
+
+    Of 100 records two are untreated, so that Q(0) is the mean of two outcomes. If one of them is replaced,
+    Q(0) moves by 1/2, and with it the terms of all 100 records.
+    """
+    study = ft.Study(
+        target=ft.ATE(outcome="y", treatment="arm"),
+        outcome_model=ft.GLM("arm"),
+        treatment_model=ft.GLM("x"),
+        variables=declare(x=(-2, 5), arm="binary", y="binary"),
+        g_bounds=0.1,
+        privacy=ft.Privacy(epsilon=1.0),
+    )
+    x, arm = np.zeros(100), np.array([0, 0] + [1] * 98)
+    totals = []
+    for first in (0, 1):
+        y = np.array([first, 0] + [0, 1] * 49)
+        table = load_all({"s": {"x": x, "arm": arm, "y": y}}, schema_of(study))["s"]
+        assert isinstance(table, Table)
+        columns = queries(study, table)[-1].columns
+        assert isinstance(columns, OneStepColumns)
+        prepare: Any = columns.problem.prepare
+        means = [min(max(float(y[arm == a].mean()), 1e-6), 1 - 1e-6) for a in (0, 1)]
+        logits = [math.log(mean / (1 - mean)) for mean in means]
+        exact = {
+            "outcome": (replace(prepare.outcome[0], coefficients=(logits[0], logits[1] - logits[0])),),
+            "treatment": (replace(prepare.treatment[0], coefficients=(math.log(0.98 / 0.02), 0.0)),),
+        }
+        problem = replace(columns.problem, prepare=replace(prepare, **exact))
+        totals.append(row_terms(replace(columns, problem=problem), table).sum(axis=1))
+    change = float(((totals[1] - totals[0]) ** 2).sum())
+    assert change > 6 * float(columns.squared_sensitivity)  # 5^2, for a declared 4
+
+
 def test_without_noise_the_flow_gives_the_usual_one_step_estimate() -> None:
     """With a huge budget the estimate and its standard error are those of OneStep, up to the models' fit."""
     cell = Cell(n=4_000, p=3, epsilon=20.0, g_bounds=0.05)

@@ -16,12 +16,14 @@ import fedtmle as ft
 from fedtmle.errors import InputError, RefusedError
 from fedtmle.model.noise import discrete_gaussian
 from fedtmle.protocol.plan import roster
+from fedtmle.report.page import render as page_of
 from fedtmle.runtime import noise
 from fedtmle.runtime.session import run_embedded
 from fedtmle.runtime.silo import Silo
 from fedtmle.studies.preflight import preflight
 from fedtmle.studyfile.file import read_study, study_plan
 from fedtmle.text.certificate import certificate
+from fedtmle.text.result import render as text_of
 from tests.declare import declare
 from tests.initial.silos import pooled_table, split, trial
 
@@ -241,6 +243,16 @@ def test_estimates_by_stratum_cost_noise_in_every_part() -> None:
         assert sum(parts) == pytest.approx(row["std_error"] ** 2, rel=1e-9)
     assert privacy["places"] == ["", "in 0", "in 1"]
     assert set(privacy["rows"]) == {"0", "1"}
+    # The sum over everyone is that of two strata, each with the same noise.
+    everyone, *strata = (deviation**2 for deviation in privacy["std_error_noise"])
+    for noise_of, rows in zip(strata, privacy["rows"].values(), strict=True):
+        assert everyone * CELL.n**2 == pytest.approx(2 * noise_of * rows**2, rel=0.05)
+    page, shown = page_of(document), text_of(document)
+    assert "ATE in 1" in page
+    assert "contrast in 0" not in page  # no mean of an arm was estimated
+    for part in ("times as wide as without noise", " in 0 (some ", "the numbers of records have noise"):
+        assert part in page
+        assert part in " ".join(shown.split())
     limited = [text for text in document["warnings"] if text.startswith("privacy: in ")]
     assert bool(limited) == any(each > 2 for each in privacy["inflation"][1:])
 

@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+import csv
+from pathlib import Path
+
 import numpy as np
 import pytest
-from benchmarks.privacy import KINDS, Cell, answered, draw, run_flow, simulate, study_of
+from benchmarks.privacy import (
+    KINDS,
+    Cell,
+    answered,
+    draw,
+    first_lines,
+    markdown,
+    run_flow,
+    simulate,
+    study_of,
+)
 from benchmarks.private_records import Records, floats
 
 
@@ -43,3 +56,30 @@ def test_a_small_study_is_always_labelled(kind: str, epsilon: float, n: int) -> 
             understated += total < 4 * account.sampling[0]
     if kind == "trial":  # where the noisy second moment alone would have left the label out
         assert understated > 0
+
+
+DOCS = Path(__file__).parents[2] / "docs"
+COVERAGE = DOCS / "privacy" / "coverage.csv"
+
+
+def test_the_page_has_the_table_of_the_file() -> None:
+    page = (DOCS / "privacy.md").read_text(encoding="utf-8")
+    assert "\n".join(markdown(COVERAGE)) in page
+
+
+def test_intervals_that_are_promised_cover() -> None:
+    """The page's rule: a line outside 93 to 97.5 % is run again with 2,000 studies and another seed."""
+
+    def where(row: dict[str, str]) -> tuple[str, ...]:
+        return tuple(row[key] for key in ("kind", "place", "n", "p", "g_bounds", "epsilon"))
+
+    with COVERAGE.open(newline="", encoding="utf-8") as file:
+        again = {where(row): row for row in csv.DictReader(file) if row["replications"] == "2000"}
+    promised = [row for row in first_lines(COVERAGE) if float(row["labelled"]) < 0.5]
+    outside = [row for row in promised if not 0.93 <= float(row["coverage"]) <= 0.975]
+    assert len(promised) > 200
+    for row in outside:
+        second = again[where(row)]
+        assert second["seed"] != row["seed"]
+        assert 0.93 <= float(second["coverage"]) <= 0.975, row
+    assert {row["kind"] for row in promised} == set(KINDS)

@@ -150,6 +150,8 @@ def _means(document: Document, digits: int) -> str:
     is_comparison = any(row["scale"] != "value" for row in document["estimates"])
     if "study" not in document or not is_comparison or not document["psi"] or document.get("curves"):
         return ""
+    if document["study"]["options"].get("submodel") == "contrast":  # no mean was estimated
+        return ""
     each = zip(document["names"], document["psi"], document["std_error"], strict=True)
     rows = [
         [wording.component(document, name), number(value, digits), number(error, digits)]
