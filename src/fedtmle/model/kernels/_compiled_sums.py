@@ -79,13 +79,18 @@ def locate(fields: Fields, begin: int, size: int, block: Array, places: IntArray
 def predict(base: Array, slopes: Array, places: IntArray, eta: Array) -> None:
     """eta = base + slopes . X, added from left to right, three columns at a time."""
     dim, size = len(slopes), len(eta)
-    for i in range(size):  # in place from here on: LLVM does not vectorise a loop over arrays that overlap
-        eta[i] = base[i]
     for j in range(0, dim - 2, 3):
         e, f, g = slopes[j], slopes[j + 1], slopes[j + 2]
         x, y, z = column(places, j, size), column(places, j + 1, size), column(places, j + 2, size)
+        if j:  # a loop of its own: LLVM does not vectorise one over arrays that may overlap
+            for i in range(size):
+                eta[i] = eta[i] + e * x[i] + f * y[i] + g * z[i]
+        else:
+            for i in range(size):
+                eta[i] = base[i] + e * x[i] + f * y[i] + g * z[i]
+    if dim < 3:
         for i in range(size):
-            eta[i] = eta[i] + e * x[i] + f * y[i] + g * z[i]
+            eta[i] = base[i]
     for j in range(dim - dim % 3, dim):
         e, x = slopes[j], column(places, j, size)
         for i in range(size):
@@ -218,6 +223,24 @@ def _round_and_sum(values: Array, factor: Array, second: float, magic: float) ->
 
 
 @jit
+def _round_and_sum_three(
+    values: Array, x: Array, y: Array, z: Array, f: float, g: float, h: float
+) -> tuple[int, int, int, bool]:
+    """The same for three factors and their magic numbers, whose scale is all in the values."""
+    u, v, w, within, size = 0, 0, 0, True, len(values)
+    f_limit, g_limit, h_limit = f * (LIMIT / MAGIC), g * (LIMIT / MAGIC), h * (LIMIT / MAGIC)
+    for i in range(size):
+        a, b, c = values[i] * x[i], values[i] * y[i], values[i] * z[i]
+        within &= abs(a) <= f_limit
+        within &= abs(b) <= g_limit
+        within &= abs(c) <= h_limit
+        u += bits(a + f)  # type: ignore[assignment]
+        v += bits(b + g)  # type: ignore[assignment]
+        w += bits(c + h)  # type: ignore[assignment]
+    return u - _offset(f, size), v - _offset(g, size), w - _offset(h, size), within
+
+
+@jit
 def _sum_three(
     values: Array, x: Array, y: Array, z: Array, f: float, g: float, h: float
 ) -> tuple[int, int, int]:
@@ -244,11 +267,20 @@ def _add_products(
     values: Array, places: IntArray, j: int, magics: Array, second: float, sums: IntArray
 ) -> bool:
     """Add to sums[0], sums[1], ... the products of the scaled values with columns j, j + 1, ... of X."""
-    size, everywhere = len(values), True
-    for k in range(j, len(places)):
-        units, within = _round_and_sum(values, column(places, k, size), second, magics[k])
-        sums[k - j] += units
+    dim, size, s, everywhere = len(places), len(values), 0, True
+    while second == 1.0 and j + 3 <= dim:
+        x, y, z = column(places, j, size), column(places, j + 1, size), column(places, j + 2, size)
+        u, v, w, within = _round_and_sum_three(values, x, y, z, magics[j], magics[j + 1], magics[j + 2])
+        sums[s] += u
+        sums[s + 1] += v
+        sums[s + 2] += w
         everywhere &= within
+        j, s = j + 3, s + 3
+    while j < dim:
+        units, within = _round_and_sum(values, column(places, j, size), second, magics[j])
+        sums[s] += units
+        everywhere &= within
+        j, s = j + 1, s + 1
     return everywhere
 
 
@@ -286,17 +318,11 @@ def _reach(values: Array, places: IntArray, factors: Array, reach: float) -> flo
 
 @jit
 def _add_gradient(
-    values: Array,
-    places: IntArray,
-    factors: Array,
-    magics: Array,
-    reach: float,
-    second: float,
-    sums: IntArray,
+    values: Array, places: IntArray, magics: Array, reach: float, second: float, sums: IntArray
 ) -> bool:
     """Add the products of the scaled slopes with each column; whether all are within."""
     # Rounding keeps the order, so that this bounds every product of a value and a column.
-    if second == 1.0 and largest(values) * _reach(values, places, factors, reach) <= LIMIT:
+    if second == 1.0 and reach < np.inf and largest(values) * reach <= LIMIT:
         _add_bounded(values, places, 0, magics, sums)
         return True
     return _add_products(values, places, 0, magics, second, sums)
@@ -380,9 +406,7 @@ def _chunks(
                 set_slope(family, outcome, eta, mean, first[s], values)
                 if len(w):
                     multiply(values, weight, values)
-                everywhere &= _add_gradient(
-                    values, places, factors, magics, rows.reach, second[s], sums[chunk, s:]
-                )
+                everywhere &= _add_gradient(values, places, magics, rows.reach, second[s], sums[chunk, s:])
                 s += dim
             if grid.hessian:
                 set_curvature(family, mean, first[s], values)
