@@ -522,7 +522,7 @@ def test_a_superuser_is_warned_of_and_validate_says_so(
     from fedtmle.cli import app
 
     runner = CliRunner()
-    assert runner.invoke(app, ["init", str(tmp_path)]).exit_code == 0
+    assert runner.invoke(app, ["init", str(tmp_path), "--all-keys"]).exit_code == 0
     source = read_silo_file(tmp_path / "north.toml")
     assert isinstance(source.data, Path)
     frame = pd.read_csv(source.data)

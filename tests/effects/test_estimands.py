@@ -236,7 +236,7 @@ def test_one_line_registers_an_estimand_everywhere(
     described = json.loads(called("preflight", study, "--json"))
     assert [count["count"] for count in described["arm_counts"]] == ft.load(out).document["arm_counts"]
     assert question in " ".join(called("risk", study, "--silo", "one", "--attribute", "y").split())
-    called("init", tmp_path / "new")
+    called("init", tmp_path / "new", "--all-keys")
     assert "RTT" in (tmp_path / "new" / "study.toml").read_text(encoding="utf-8")
 
 

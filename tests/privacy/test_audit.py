@@ -169,7 +169,7 @@ runner = CliRunner(env={"COLUMNS": "80", "NO_COLOR": "1"})
 @pytest.fixture
 def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    assert runner.invoke(app, ["init", "toy"]).exit_code == 0
+    assert runner.invoke(app, ["init", "toy", "--all-keys"]).exit_code == 0
     return Path("toy")
 
 

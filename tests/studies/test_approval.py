@@ -24,7 +24,7 @@ runner = CliRunner()
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    assert runner.invoke(app, ["init", str(tmp_path)]).exit_code == 0
+    assert runner.invoke(app, ["init", str(tmp_path), "--all-keys"]).exit_code == 0
     return tmp_path
 
 

@@ -36,7 +36,7 @@ def call(*arguments: object) -> Result:
 @pytest.fixture
 def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)  # so that printed paths are short
-    assert call("init", "toy").exit_code == Exit.FINE
+    assert call("init", "toy", "--all-keys").exit_code == Exit.FINE
     return Path("toy") / "study.toml"
 
 
@@ -64,6 +64,16 @@ def test_init_refuses_to_overwrite(study: Path) -> None:
     assert study.read_text(encoding="utf-8") != before
     document = json.loads(call("init", study.parent / "new", "--json").stdout)
     assert [Path(name).name for name in document["written"]][:3] == ["study.toml", "north.toml", "south.toml"]
+
+
+def test_init_writes_a_short_study_that_says_the_same(study: Path) -> None:
+    from fedtmle.studyfile.file import read_study
+
+    assert call("init", "short").exit_code == Exit.FINE
+    short = Path("short") / "study.toml"
+    assert len(short.read_text(encoding="utf-8").splitlines()) < 50
+    assert read_study(short).study == read_study(study).study
+    assert not any(line.startswith("# ") and " = " in line for line in short.read_text().splitlines())
 
 
 def test_validate_a_good_study(study: Path) -> None:

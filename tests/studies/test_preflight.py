@@ -248,7 +248,7 @@ def test_what_is_hidden_of_a_total_is_nothing_or_at_least_the_floor(
 
 def test_the_command(tmp_path: Path) -> None:
     runner = CliRunner(env={"COLUMNS": "80", "NO_COLOR": "1"})
-    runner.invoke(app, ["init", str(tmp_path)])
+    runner.invoke(app, ["init", str(tmp_path), "--all-keys"])
     study = str(tmp_path / "study.toml")
     text = runner.invoke(app, ["preflight", study])
     assert text.exit_code == 0, text.output

@@ -102,7 +102,7 @@ def test_a_pilot_that_was_not_observed_is_refused() -> None:
 
 @pytest.mark.parametrize("inner", ["step", "adaptive"])
 def test_what_run_observe_saves_is_a_pilot(tmp_path: Path, inner: str) -> None:
-    assert runner.invoke(app, ["init", str(tmp_path)]).exit_code == 0
+    assert runner.invoke(app, ["init", str(tmp_path), "--all-keys"]).exit_code == 0
     study, saved = tmp_path / "study.toml", tmp_path / "pilot.json"
     text = study.read_text(encoding="utf-8").replace('kind = "Coded"', f'kind = "Coded"\ninner = "{inner}"')
     study.write_text(text, encoding="utf-8")

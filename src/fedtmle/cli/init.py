@@ -12,6 +12,9 @@ from fedtmle.cli.exits import reporting, say
 def init(
     folder: Path = typer.Argument(Path(), help="The folder to write to; it is created if need be."),
     force: bool = typer.Option(False, "--force", help="Overwrite existing files."),
+    all_keys: bool = typer.Option(
+        False, "--all-keys", help="Also write every other key of a study file, with its default, in comments."
+    ),
     table: Path | None = typer.Option(
         None, "--from", help="Draft the study's dictionary from this table (.csv, .parquet or a silo file)."
     ),
@@ -19,7 +22,7 @@ def init(
     treatment: str | None = typer.Option(None, help="With --from: the treatment's column."),
     as_json: bool = typer.Option(False, "--json", help="Print the files' names as JSON."),
 ) -> None:
-    """Write a commented study with two example silos and toy records, ready to run.
+    """Write a short study with two example silos and toy records, ready to run.
 
     With --from, write a study whose dictionary is drafted from a table instead, for a person to edit.
     """
@@ -30,7 +33,7 @@ def init(
 
     with reporting(as_json=as_json):
         if table is None:
-            written = [str(path) for path in write_template(folder, force=force)]
+            written = [str(path) for path in write_template(folder, force=force, all_keys=all_keys)]
         else:
             written = [str(write_draft(folder, table, outcome, treatment, force=force))]
         if as_json:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,12 @@ from fedtmle.errors import InputError
 from fedtmle.targets.effects import estimands
 from fedtmle.targets.regimes.estimands import REGIME_ESTIMANDS
 from fedtmle.targets.time.estimands import TIME_ESTIMANDS
+
+_SHORT = """\
+# A study: the question, the method and the silos. Check it with `fedtmle validate study.toml`, describe
+# the cohort with `fedtmle preflight study.toml`, run it with `fedtmle run study.toml`.
+# `fedtmle init FOLDER --all-keys` writes this study with every other key in comments.
+"""
 
 _QUESTION = """\
 # A study: the question, the method and the silos. Check it with `fedtmle validate study.toml`, describe
@@ -290,10 +297,20 @@ def study_text() -> str:
     return "".join([_QUESTION, *lines, _REST])
 
 
-def write_template(folder: Path, *, force: bool) -> list[Path]:
-    """Write the example into ``folder`` and return its files; without ``force`` nothing is overwritten."""
+def short_text() -> str:
+    """Return the same study without the lines that are comments."""
+    lines = [line for line in study_text().splitlines() if not line.lstrip().startswith("#")]
+    sections = re.sub(r"\n{2,}", "\n\n", "\n".join(lines)).strip()
+    return f"{_SHORT}\n{sections.replace('# or another of these:', '# the average treatment effect')}\n"
+
+
+def write_template(folder: Path, *, force: bool, all_keys: bool = True) -> list[Path]:
+    """Write the example into ``folder`` and return its files; without ``force`` nothing is overwritten.
+
+    With ``all_keys`` the study file has every key of a study, in comments.
+    """
     files = {
-        "study.toml": study_text(),
+        "study.toml": study_text() if all_keys else short_text(),
         "north.toml": NORTH,
         "south.toml": SOUTH,
         "north.csv": "\n".join(_north()) + "\n",

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from fedtmle.data import SiloFile
 from fedtmle.initial.variables import Variable
-from fedtmle.layout import bits, phase_name
+from fedtmle.layout import phase_name
 from fedtmle.programs.study import Study
 from fedtmle.protocol.plan import Plan
 from fedtmle.protocol.policy import Policy
@@ -19,7 +19,7 @@ from fedtmle.studies.approval import Approval
 from fedtmle.studies.preview import Preview
 from fedtmle.studyfile.schema import schema_of
 from fedtmle.text.approval import exposure
-from fedtmle.text.preview import refusal
+from fedtmle.text.preview import explained, message_parts, refusal, sent_size
 from fedtmle.text.risk import sentence
 from fedtmle.version import __version__
 
@@ -100,20 +100,17 @@ def _variable(name: str, variable: Variable | None) -> tuple[str, str, str, str]
 
 def _leaves(study: Study, view: Preview) -> list[str]:
     averaged = ", ".join(_cell(name) for name in dict.fromkeys(schema_of(study).names))
-    rows = [
-        (
-            f"{kind.explanation} ({phase_name(kind.phase)})",
-            str(kind.times),
-            f"{kind.numbers:,}",
-            bits(kind.bits),
-        )
-        for kind in view.kinds
-    ]
+    messages = []
+    for kind in view.kinds:
+        messages.append(f"* {phase_name(kind.phase)}: {sent_size(kind)}")
+        messages += [f"    * {_cell(part)}" for part in message_parts(kind)]
     return [
         f"Counts of records, also by arm; averages of {averaged}, and of their products; no row. In a "
-        "rehearsal on this silo's rows alone:",
+        "rehearsal on this silo's rows alone the messages, with what each holds, are:",
         "",
-        *_table(("message", "times", "numbers", "size"), rows),
+        *messages,
+        "",
+        " ".join(explained(view)),
         "",
         "With other silos the number of rounds differs; the kinds of message are the same. Every request and "
         "every answer is written to the silo's ledger.",

@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from fedtmle.layout import aligned, bits, phase_name, wrapped
-from fedtmle.studies.preview import Preview
+from fedtmle.studies.preview import MessageKind, Preview
+
+EXPLAINED = {
+    "gradient": "A gradient has one number for each term of a model: the mean over your rows of the term "
+    "times the prediction's error. It says in which direction the model should move to fit better.",
+    "curvature": "A curvature has one number for each pair of a model's terms: a weighted mean over your "
+    "rows of the product of the two. It says how far the model should move.",
+}
 
 
 def render(view: Preview) -> str:
@@ -21,12 +28,14 @@ def render(view: Preview) -> str:
         lines += wrapped(f"It runs code of another distribution here: {each}.")
     lines += [""] if view.brought else []
     for kind in view.kinds:
-        lines += wrapped(f"{kind.explanation} ({phase_name(kind.phase)})", first="* ", indent="  ")
-        lines += [
-            f"    {kind.times} time{'s'[: kind.times != 1]}, {kind.numbers:,} numbers, {bits(kind.bits)}; "
-            "the first begins",
-            f"    {kind.example}",
-        ]
+        parts = message_parts(kind)
+        named = parts[0] if len(parts) == 1 else f"a message of {len(parts)} parts"
+        lines += wrapped(f"{named} ({phase_name(kind.phase)})", first="* ", indent="  ")
+        for part in parts if len(parts) > 1 else ():
+            lines += wrapped(part, first="  - ", indent="    ")
+        lines += [f"    {sent_size(kind)}; the first begins", f"    {kind.example}"]
+    for meaning in explained(view):
+        lines += ["", *wrapped(meaning)]
     lines += ["", "Your limits:"]
     lines += aligned(
         [(limit.name, limit.text, "ok" if limit.is_met else "NOT MET") for limit in view.limits], indent="  "
@@ -35,6 +44,23 @@ def render(view: Preview) -> str:
     for obstacle in view.obstacles:
         lines += wrapped(obstacle, first="* ", indent="  ")
     return "\n".join(lines)
+
+
+def message_parts(kind: MessageKind) -> list[str]:
+    """Return what a message holds, each once."""
+    return list(dict.fromkeys(kind.explanation.split("; ")))
+
+
+def explained(view: Preview) -> list[str]:
+    """Return what the technical words among the messages mean."""
+    return [
+        meaning for word, meaning in EXPLAINED.items() if any(word in kind.explanation for kind in view.kinds)
+    ]
+
+
+def sent_size(kind: MessageKind) -> str:
+    """Return how often a message is sent, and how large all of them are."""
+    return f"{kind.times} time{'s'[: kind.times != 1]}, {kind.numbers:,} numbers, {bits(kind.bits)}"
 
 
 def verdict(view: Preview) -> list[str]:
