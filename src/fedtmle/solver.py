@@ -13,7 +13,8 @@ import numpy as np
 
 from fedtmle.algorithms.base import UNMASKABLE, AbstractAlgorithm, TargetingProgram
 from fedtmle.errors import InputError
-from fedtmle.model.problem import PoolableRows
+from fedtmle.model.arguments import called
+from fedtmle.model.problem import AbstractProblem, PoolableRows
 from fedtmle.model.types import IntArray, Part
 from fedtmle.protocol.masks import MaskKey
 from fedtmle.protocol.outcome import Described, Personalised, Targeted
@@ -93,8 +94,13 @@ def solve(
     >>> round(float(result.psi[0]), 6)
     3.0
     """
+    if not isinstance(problem, AbstractProblem):
+        raise InputError(f"problem: expected a target, such as ft.Mean(), not {called(problem)}")
+    if not isinstance(algorithm, AbstractAlgorithm):
+        raise InputError(f"algorithm: expected an algorithm, such as ft.Coded(), not {called(algorithm)}")
     check_silos(silos, algorithm)
     check_aggregation(aggregation, algorithm)
+    _check_law(problem, law)
     if index is not None and set(index) != set(silos):
         raise InputError(f"index: expected row numbers for {_listed(silos)}, got {_listed(index)}")
     completed = run_in_process(
@@ -156,6 +162,18 @@ def check_silos(silos: object, algorithm: AbstractAlgorithm) -> None:
         raise InputError(
             f"weights: expected one weight for each silo ({_listed(silos)}), got those of {_listed(weights)}"
         )
+
+
+def _check_law(problem: Problem, law: object) -> None:
+    """Raise `InputError` if the problem cannot read the law: it is of another target, or no law at all."""
+    try:
+        problem.path(law)
+        problem.row_bound(law)
+    except (AttributeError, TypeError) as error:
+        raise InputError(
+            f"law: {type(problem).__name__} expects a law of its own, such as problem.start(...), not "
+            f"{called(law)}"
+        ) from error
 
 
 def _listed(names: Mapping[str, object]) -> str:
