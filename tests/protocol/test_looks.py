@@ -21,7 +21,7 @@ from fedtmle.model.problem import JudgedTogether
 from fedtmle.model.types import Array, Part, upper_pairs
 from fedtmle.protocol.grams import AbstractLook, LookQuery, PeopleQuery
 from fedtmle.protocol.guard import Guard
-from fedtmle.protocol.looks import LookGroups, Looks, groups_left_out
+from fedtmle.protocol.looks import LookGroups, Looks, Rule, groups_left_out
 from fedtmle.protocol.outcome import Targeted
 from fedtmle.protocol.plan import Member, Plan
 from fedtmle.protocol.policy import UNGUARDED, Policy
@@ -397,3 +397,13 @@ def test_groups_with_doubted_silos_are_left_out_always() -> None:
     assert groups_left_out(groups, 1, {"e"}) == [(1, 0), (1, 2)]
     assert groups_left_out(groups, 1, {"e", "i"}) is None
     assert groups_left_out((), 0) is None
+
+
+def test_few_silos_are_believed_only_if_none_is_doubted() -> None:
+    few = LookGroups.of("abcde", 1)
+    assert few.rules(1) == [Rule((), "min_pooled"), Rule((), "min_people", 1)]
+    assert few.rules(2) == [Rule((), "min_pooled"), Rule((), "min_people", 2)]
+    assert few.rules(0) == [Rule((), "min_pooled")]
+    assert few.rules(1, {"c"}) is None
+    assert few.rules(1, trusts=False) is None
+    assert LookGroups.of("abcde", 0).rules(1) is None  # their shares are not told
