@@ -36,6 +36,7 @@ NO_REFUSAL = {
     "max_epsilon",
     "max_epsilon_total",
     "allow_unsigned",
+    "trust_looks",  # without it the own rows are judged: min_support and min_people refuse
 }
 # Endings that no small run has: they need a loss that is not convex or an inner solver that fails.
 RARE_ENDINGS = {Status.NO_DESCENT, Status.INFEASIBLE, Status.STALLED_FIT}

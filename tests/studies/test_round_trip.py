@@ -437,7 +437,10 @@ def kinds_of_a_study() -> set[type[Any]]:
 
 # Fields that no case reads from a study file yet. Times are read in `tests/time/test_files.py`, and treatment
 # over time in `tests/regimes/test_files.py`.
-OF_TIME = ("time", "periods", "period_length", "grid", "horizons", "causes", "censored", "entry", "beyond")
+OF_TIME = (
+    *("time", "periods", "period_length", "grid", "horizons", "causes", "censored", "entry", "beyond"),
+    *("subperiods", "compare_subperiods"),
+)
 OVER_TIME = ("rules", "over_time", "censoring", "horizons")
 WITHOUT_A_CASE = {
     ("FirstOrderFits", "gradient"),
