@@ -27,7 +27,7 @@ from fedtmle.protocol.query import AbstractTotals, Local, Phase
 from fedtmle.protocol.subjects import AbstractSubject
 
 CLEAR = 4.0  # times the error that each eigenvalue of M exceeds where it is resolved
-# What may remain of a combination without one silo: quarter powers of 1/2, down to 1/256.
+# Shares of a combination that may remain without one silo: quarter powers of 1/2, down to 1/256.
 RESTS = tuple(2.0 ** (-k / 4) for k in range(1, 33))
 
 People = tuple[tuple[int, ...], ...]  # by group of silos and combination of columns
@@ -280,7 +280,7 @@ class LookQuery(AbstractLook):
             yield Lane(math.ceil(most * reach[j] * reach[k]) + self._silos)
 
     def grams(self, pooled: Integers) -> list[PooledGram]:
-        """Return what the totals tell."""
+        """Return the pooled matrix of each subject, from the totals."""
         rest = iter(pooled)
         by_subject: list[list[Array]] = [[] for _ in self.asked]
         for _ in self.groups:
@@ -304,7 +304,7 @@ class LookQuery(AbstractLook):
 @final
 @dataclass(frozen=True, kw_only=True)
 class SharesQuery(AbstractLook):
-    """How many silos leave at least a given rest of every combination to the others, for each of `RESTS`."""
+    """How many silos leave at least a share r of every combination to the others, for each r of `RESTS`."""
 
     grams: tuple[PooledGram, ...]
     silos: int

@@ -206,7 +206,7 @@ def largest(values: Array) -> float:
 
 @jit
 def _offset(magic: float, size: int) -> int:
-    """The sum of the bit patterns of ``size`` magic numbers."""
+    """Return the sum of the bit patterns of the first ``size`` magic numbers."""
     return size * bits(magic)  # type: ignore[arg-type, return-value]  # a scalar when compiled
 
 
