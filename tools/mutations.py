@@ -170,8 +170,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         ),
         (
             "the columns of other models are forgotten",
-            "self._require_people(self._designs.add(point.model, submodel, self._allowed))",
-            "self._designs.add(point.model, submodel, self._allowed)",
+            "self._designs.add(point.model, submodel, self._allowed),",
+            "0.0 * self._designs.add(point.model, submodel, self._allowed),",
         ),
         ("predictions are not judged", "shares.max(initial=0.0)", "shares.min(initial=0.0)"),
         (
@@ -580,9 +580,12 @@ MUTATIONS: tuple[Mutation, ...] = (
     *_many(
         "protocol/plan.py",
         FOLLOWER,
-        ("a round is not counted", "self.round += 1", "self.round += 0"),
-        ("the outcome is lost", "self._query, self._outcome = None, stop.value", "self._query = None"),
-        ("the query stays", "self._query = self._flow.send(pooled)", "self._flow.send(pooled)"),
+        ("a round is not counted", "self.heard = self.round + 1, None", "self.heard = self.round, None"),
+        ("the outcome is lost", "self.query, self.outcome = None, stop.value", "self.query = None"),
+        ("the query stays", "self.query = self._flow.send(pooled)", "self._flow.send(pooled)"),
+        ("any broadcast is shared", "self.round == number + 1 and self.heard == broadcast", "True"),
+        ("a follower alone forgets", "self._broadcasts.append(broadcast)", "pass"),
+        ("another run is shared", "path.plan is plan and path.n == n and", "path.plan is plan and"),
     ),
     *_many(
         "protocol/messages.py",

@@ -114,7 +114,7 @@ def overlap(result: AnyResult, *, ax: Axes | None = None) -> Axes:
         ax.barh(names, counts, height=height, color=colour, label=label)
     ax.invert_yaxis()
     ax.set_xlabel("records")
-    ax.legend(frameon=False)
+    _legend_above(ax)
     return ax
 
 
@@ -150,6 +150,7 @@ def balance(result: AnyResult, *, arm: str | None = None, ax: Axes | None = None
     ax.set_yticks(range(len(data.names)), list(data.names))
     ax.invert_yaxis()
     ax.set_xlabel(f"difference of arm {data.arm} from {data.reference}, in standard deviations")
+    ax.locator_params(axis="x", nbins=7)  # more labels would touch each other beside long names
     if not data.is_complete:
         ax.set_title("some silos only")
     ax.legend(frameon=False)
@@ -201,7 +202,10 @@ def curves(result: AnyResult, *, cause: str | None = None, ax: Axes | None = Non
 
 
 def _write_at_risk(document: Document, ax: Axes) -> None:
-    """Write the numbers at risk below the time axis, a line for each arm."""
+    """Write the numbers at risk below the time axis, a line for each arm.
+
+    A number is hidden if every silo hides its own; "+" marks one that some silos hide.
+    """
     at_risk, edges = document.get("at_risk"), [0.0, *document["grid"]["edges"]]
     ax.set_xlabel("time, and people at risk" if at_risk else "time")
     if not at_risk:
@@ -211,7 +215,7 @@ def _write_at_risk(document: Document, ax: Axes) -> None:
         y = -0.2 - 0.07 * row
         ax.annotate(arm, (-0.02, y), xycoords="axes fraction", ha="right", fontsize=7)
         for period, count, silos in zip(at_risk["periods"], counts, hidden, strict=True):
-            text = "few" if count is None else f"{count}{'+' if silos else ''}"
+            text = "hidden" if count is None else f"{count}{'+' if silos else ''}"
             place = edges[period - 1], y
             ax.annotate(text, place, xycoords=("data", "axes fraction"), ha="center", fontsize=7)
 
@@ -231,6 +235,7 @@ def adherence(result: AnyResult, *, ax: Axes | None = None) -> Axes:
         ax.plot(*zip(*points, strict=True), "o-", markersize=4, label=each["rule"])
     ax.set_ylim(0.0, 1.02)
     ax.legend(frameon=False)
+    ax.locator_params(axis="x", integer=True)
     ax.set_xlabel("period")
     ax.set_ylabel("Followed the rule so far")
     return ax
@@ -248,9 +253,16 @@ def horizons(result: AnyResult, *, estimand: str | None = None, ax: Axes | None 
     ax.plot(data.horizons, data.estimate, "o-", color=colour, markersize=4)
     if data.null is not None:
         ax.axhline(data.null, color="0.5", linewidth=1)
+    ax.locator_params(axis="x", integer=True)
     ax.set_xlabel("horizon, in periods")
     ax.set_ylabel(data.estimand)
     return ax
+
+
+def _legend_above(ax: Axes) -> None:
+    """Write the legend in one line above the axes, where it covers nothing."""
+    handles, labels = ax.get_legend_handles_labels()
+    ax.legend(handles, labels, frameon=False, loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=len(labels))
 
 
 def _axes(height: float = 3.2) -> Axes:

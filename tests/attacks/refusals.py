@@ -328,6 +328,18 @@ def refusals(found: dict[str, list[Verdict]]) -> Iterator[str]:
         yield f"| {' | '.join(cells)} |"
 
 
+def shares(found: dict[str, list[Verdict]]) -> str:
+    """The sentence that states which share of the masked studies with enough people is refused."""
+    under = [v for each in found.values() for v in each if v.masked not in ("never", "failed")]
+    enough = [v for v in under if v.least >= ENOUGH]
+    heavy = [v for v in enough if v.fewest >= ENOUGH]
+    parts = [100 * np.mean([is_refusal(v.masked) for v in some]) for some in (enough, heavy)]
+    return (
+        f"Refused under masks are {parts[0]:.1f} % of the studies with ten people behind every column, and "
+        f"{parts[1]:.1f} % of those\nwith ten in effect. The goal is 2 %.\n"
+    )
+
+
 def floors(found: dict[str, list[Verdict]]) -> Iterator[str]:
     """Lines of the table of what other floors would refuse."""
     rules = [*(f"own rows, {floor:g}" for floor in FLOORS), *(f"all rows, {floor:g}" for floor in FLOORS[1:])]
@@ -356,13 +368,18 @@ which at least one silo refused at least one answer.
 
 """
 MIDDLE = """
-With [three to five silos](threats.md#a-silo-that-lies) each silo's rows must hide among those of the others
-even if one of these subtracts its own. With 40 covariates and silos of 100 people each silo has up to 75 % of
-some combination of the sums. So the silos fall back on their own rows and refuse: leave covariates out or
-have more silos. In raw costs one person has up to 91 % of the sum of squares, and a logarithm helps.
-The other refusals of studies with rare covariates are of sums that each silo judges by its own rows, masked
-or not: those of predictions and inverse probabilities, if hardly anything but the rare covariate changes the
-predictions and one person of a silo has it.
+With 40 covariates, 500 people are too few. In two of three such studies one person with a large residual has
+more than half of some combination of all silos' sums (*all rows, 2* below), and rounding in looks makes it
+nearly all of them. So `min_pooled` refuses even if all owners trust each other (`colluders = 0`: 19 of the
+first 20 studies). With [three to five silos](threats.md#a-silo-that-lies) a silo then tries its own rows,
+which is why the key is `min_people`: leave covariates out or have more people.
+In raw costs one person has up to 86 % of the column's sum of squares, and a logarithm helps.
+
+Of the other 92 refusals with ten people behind every column (of the random studies and those with rare
+covariates), 64 are of sums that each silo judges by its own rows, masked or not. Most of these are sums of
+predictions and inverse probabilities, where hardly anything but the rare covariate changes the predictions
+and one person of a silo has it. The other 28 are of sums of models: one person has too much of a combination
+of all silos' sums, or of those that remain if one silo cheats.
 
 The studies before were counted with other generators as well: 262 of 431 simulated studies were refused, IHDP
 by 6 of its 8 hospitals, and ACTG175 cut into 10 silos always. These three figures cannot be run again here.
@@ -395,6 +412,7 @@ def main() -> None:
     os.environ.setdefault("NUMBA_NUM_THREADS", "1")
     found = verdicts(asked.studies, asked.processes, asked.log)
     tables = ["\n".join(lines) + "\n" for lines in (refusals(found), floors(found))]
+    tables[0] += "\n" + shares(found)
     page = TEXT + tables[0] + MIDDLE + tables[1] + END.format(studies=asked.studies, seed=SEED)
     if asked.show:
         print(page)  # noqa: T201

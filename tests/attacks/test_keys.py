@@ -20,6 +20,7 @@ ELSEWHERE = {
     "max_bits": "tests/studies/test_memory.py, test_the_policy_limits_what_all_studies_tell",
     "max_epsilon": "tests/studies/test_owners_budget.py, test_one_study_may_be_too_much",
     "max_epsilon_total": "tests/studies/test_owners_budget.py, test_studies_add_up",
+    "reasons": "not a limit, but why others are laxer: tests/studies/test_lowered.py",
     "release": "not a limit of a session, but of what is shown of its result",
 }
 

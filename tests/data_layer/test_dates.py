@@ -90,9 +90,9 @@ def test_text_in_a_format_codes_for_missing_and_bad_dates(tmp_path: Path) -> Non
     with pytest.raises(DataErrors) as caught:
         load(tmp_path / "t.csv", AGE, silo="north", mapping={"age": wrong})
     said = str(caught.value)
-    assert "'born' is no date in the format %d.%m.%Y, in 1 row" in said
+    assert "'born' is not a date in the format %d.%m.%Y, in 1 row" in said
     assert "unknown" not in said
-    with pytest.raises(DataErrors, match="'born' is no date such as YYYY-MM-DD, in 4 rows"):
+    with pytest.raises(DataErrors, match="'born' is not a date such as YYYY-MM-DD, in 4 rows"):
         load(tmp_path / "t.csv", AGE, silo="north", mapping=DIFFERENCE)
     far = frame(seen=[date(9998, 12, 31)] * 2 + VISITS[2:])
     given = ColumnMap(start="born", end="seen", missing=("9998-12-31",))
@@ -129,11 +129,11 @@ def test_one_clear_error(source: Any, mapping: Any, unit: str, message: str) -> 
     [
         ({"start": "born"}, "both from and to"),
         ({"column": "age", "start": "born", "end": "seen"}, "no other key"),
-        ({"column": "age", "format": "%Y"}, "format is for dates"),
-        ({"column": "age", "unit": "lb", "scale": 2.0}, "not both"),
-        ({"column": "age", "molar_mass": 180.0}, "for a unit by name"),
+        ({"column": "age", "format": "%Y"}, "format is only for dates"),
+        ({"column": "age", "unit": "lb", "scale": 2.0}, "can have no scale"),
+        ({"column": "age", "molar_mass": 180.0}, "needs a unit by name"),
         ({"column": "age", "unit": "mg/dL", "molar_mass": -1.0}, "above 0"),
-        ({}, "a column has a name"),
+        ({}, "a column must have a name"),
     ],
 )
 def test_contradictory_maps_are_refused(arguments: dict[str, Any], message: str) -> None:

@@ -126,15 +126,18 @@ def _differing(table: pd.DataFrame) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda t: _periods(t, 2, 1.5), "column 'visit' is no number of a period in 2 rows"),
-        (lambda t: _periods(t, 1, np.nan), "column 'visit' is no number of a period in 1 row;"),
-        (lambda t: _periods(t, 3, 0), "column 'visit' is no number of a period in 3 rows"),
-        (lambda t: t.insert(0, "visit", "two", allow_duplicates=True), "no column 'visit', or several"),
-        (lambda t: t.pop("visit"), "no column 'visit', or several"),
-        (lambda t: t.pop("id"), "to tell the person of a row by"),
+        (lambda t: _periods(t, 2, 1.5), "column 'visit' is not the number of a period in 2 rows"),
+        (lambda t: _periods(t, 1, np.nan), "column 'visit' is not the number of a period in 1 row;"),
+        (lambda t: _periods(t, 3, 0), "column 'visit' is not the number of a period in 3 rows"),
+        (lambda t: t.insert(0, "visit", "two", allow_duplicates=True), "exactly one column 'visit'"),
+        (lambda t: t.pop("visit"), "exactly one column 'visit'"),
+        (lambda t: t.pop("id"), "for the person of each row"),
         (lambda t: t.__setitem__("visit", "second"), "column 'visit' does not hold numbers of periods"),
         (lambda t: t.loc.__setitem__((t.index[:4], "id"), np.nan), "column 'id' is missing in 4 rows"),
-        (lambda t: t.loc.__setitem__(len(t), t.loc[0]), "1 row has the person and the period of another row"),
+        (
+            lambda t: t.loc.__setitem__(len(t), t.loc[0]),
+            "1 row with the person and the period of another row",
+        ),
         (_differing, "column 'age' differs between the rows of 1 of the people"),
     ],
 )
@@ -163,8 +166,8 @@ def test_a_name_that_two_columns_could_have() -> None:
     ("lines", "message"),
     [
         ('person = "id"', "a long table also needs period"),
-        ('person = "id"\nperiod = 3', "this is no name of a column"),
-        ('person = "id"\nperiod = "visit"\nstream = true', "a long table is not read in batches"),
+        ('person = "id"\nperiod = 3', "this is not the name of a column"),
+        ('person = "id"\nperiod = "visit"\nstream = true', "a long table cannot be read in batches"),
     ],
 )
 def test_defects_of_the_silo_file(tmp_path: Path, lines: str, message: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import threading
 import time
 import tomllib
 from collections.abc import Callable
@@ -30,6 +31,7 @@ from fedtmle.deploy.processes import engine_environment
 from fedtmle.deploy.provision import provision
 from fedtmle.engine.runs import RunFolder, RunState, RunStatus
 from fedtmle.errors import InputError
+from fedtmle.runtime.documents import write_document
 from fedtmle.studyfile.file import read_study
 
 runner = CliRunner(env={"COLUMNS": "80", "NO_COLOR": "1"})
@@ -296,6 +298,7 @@ def test_the_doctor_says_since_when_the_engine_is_connected(
     kit: Kit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fedtmle.deploy.doctor.running", lambda _: psutil.Process())
+    monkeypatch.setattr("fedtmle.deploy.doctor.CONNECTING", 0.0)
     assert "the server has not been heard yet" in found(kit, "engine")[1]
     contact = {"heard": time.time(), "since": 1e9, "version": metadata.version("fedtmle"), "open": []}
     (kit.home / "server.json").write_text(json.dumps(contact))
@@ -308,6 +311,21 @@ def test_the_doctor_says_since_when_the_engine_is_connected(
     assert "the server has 0.0.1" in told
     (kit.home / "server.json").write_text(json.dumps({**contact, "heard": time.time() - 100}))
     assert not found(kit, "engine")[0]
+
+
+def test_the_doctor_waits_for_a_silo_that_was_started_just_now(
+    kit: Kit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`silo start` and `deploy doctor` follow each other in the documentation."""
+    contact = {"heard": time.time(), "since": 1e9, "version": metadata.version("fedtmle"), "open": []}
+    started = time.time() - 1.0
+    young = SimpleNamespace(create_time=lambda: started)
+    monkeypatch.setattr("fedtmle.deploy.doctor.running", lambda _: young)
+    (kit.home / "server.json").write_text(json.dumps({**contact, "heard": 1.0}))  # of an earlier start
+    heard = threading.Timer(0.3, lambda: write_document(kit.home / "server.json", contact))
+    heard.start()
+    assert found(kit, "engine")[0]
+    heard.join()
 
 
 def test_the_doctor_notices_a_slow_name(kit: Kit, monkeypatch: pytest.MonkeyPatch) -> None:

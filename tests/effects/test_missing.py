@@ -248,7 +248,7 @@ def test_a_silo_file_says_that_a_column_is_absent(tmp_path: Path) -> None:
     path = tmp_path / "study.toml"
     path.write_text(path.read_text().replace('"impute"', '"refuse"'))
     refused = read_study(path)
-    with pytest.raises(DataErrors, match="column 'w' is absent by the silo file, and the study needs it"):
+    with pytest.raises(DataErrors, match="the silo file declares column 'w' absent, but the study needs it"):
         ft.run(refused.study, refused.silos)
 
 

@@ -270,7 +270,7 @@ def test_a_submodel_keeps_its_covariates_from_law_to_law() -> None:
     start, end = effect.submodel(effect.start(), table), effect.submodel(law, table)
     assert all(a is b for a, b in zip(end.X.columns, start.X.columns, strict=True))
     assert end.offset.tobytes() != start.offset.tobytes()
-    anew = dataclasses.replace(effect, _prepared=[]).submodel(law, table)
+    anew = dataclasses.replace(effect).submodel(law, table)
     assert (matrix(anew.X).tobytes(), anew.offset.tobytes()) == (
         matrix(end.X).tobytes(),
         end.offset.tobytes(),

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import signal
+import subprocess
+import sys
 import time
 import typing
 from pathlib import Path
@@ -18,7 +22,7 @@ from fedtmle.engine import frames
 from fedtmle.engine.endpoint import Endpoint
 from fedtmle.engine.frames import Answer, Declined, Ready, Reply, Waiting
 from fedtmle.engine.runs import server_key, site_name, sites
-from fedtmle.engine.site import open_endpoint
+from fedtmle.engine.site import _lock, open_endpoint
 from fedtmle.errors import DecodeError, InputError
 from fedtmle.protocol import messages
 from fedtmle.protocol.messages import Open, Opened
@@ -324,6 +328,20 @@ def test_one_process_per_plan(tmp_path: Path, study: StudyFile, monkeypatch: pyt
     first, second = endpoint(tmp_path, study, H1), endpoint(tmp_path, study, H1)
     assert ask(first) == Ready()
     assert ask(second) is Declined.JOURNAL
+
+
+def test_the_process_of_an_earlier_job_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After an outage the engine may keep it for minutes, and it holds the journal."""
+    monkeypatch.setattr("fedtmle.engine.site.LOCK_GRACE", 0.1)
+    path = tmp_path / "plan.lock"
+    text = "import sys, time; from pathlib import Path; from fedtmle.engine import site\n"
+    text += "site._lock(Path(sys.argv[1])); print(flush=True); time.sleep(60)"
+    earlier = subprocess.Popen([sys.executable, "-c", text, str(path)], stdout=subprocess.PIPE)  # noqa: S603
+    with earlier:
+        assert earlier.stdout is not None
+        earlier.stdout.readline()
+        os.close(_lock(path))
+        assert earlier.wait(10) == -signal.SIGKILL
 
 
 def test_a_fault_is_an_answer_too(caplog: pytest.LogCaptureFixture) -> None:

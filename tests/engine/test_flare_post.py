@@ -50,7 +50,8 @@ def test_a_job_of_json_is_left_as_it_is(job: Path) -> None:
 
 def test_a_silos_engine_loads_no_statistics() -> None:
     """It waits for months beside a hospital's other work; the process for a run loads them."""
-    text = "import fedtmle.engine.flare_post, sys; print([m for m in ('scipy', 'numba') if m in sys.modules])"
+    names = ("scipy", "numba", "fedtmle.protocol", "fedtmle.model")
+    text = f"import fedtmle.engine.flare_post, sys; print([m for m in {names} if m in sys.modules])"
     told = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)  # noqa: S603
     assert told.stdout == "[]\n"
 

@@ -28,6 +28,7 @@ RECORDED = load()
 
 # Keys of the policy by which a silo hides something, or shows it; the runs "file/..." have them.
 NO_REFUSAL = {
+    "reasons",  # words, not a limit
     "min_cell",
     "min_truncated",
     "release",

@@ -8,8 +8,9 @@ import pytest
 import fedtmle as ft
 from fedtmle.algorithms.base import TargetingProgram
 from fedtmle.errors import DecodeError
+from fedtmle.protocol.codes import Bits
 from fedtmle.protocol.outcome import Targeted
-from fedtmle.protocol.plan import Follower, Plan, roster
+from fedtmle.protocol.plan import Follower, Paths, Plan, roster
 from fedtmle.runtime.rows import LocalRows, read_rows
 
 PROBLEM = ft.Mean(bounds=(0.0, 10.0))
@@ -46,3 +47,48 @@ def test_a_follower_has_no_query_after_the_end() -> None:
         follower.hear(follower.pool({"a": follower.query.answer(local)}, {"a": len(Y)}))
     with pytest.raises(DecodeError, match="the run has ended"):
         _ = follower.query
+
+
+def broadcasts(rows: np.ndarray) -> list[Bits]:
+    """Return what is broadcast in a run over these rows."""
+    local = LocalRows("a", read_rows(PROBLEM, "a", rows), len(rows))
+    local.place(0)
+    follower, heard = Follower(PLAN, len(rows)), []
+    while follower.outcome is None:
+        heard.append(follower.pool({"a": follower.query.answer(local)}, {"a": len(rows)}))
+        follower.hear(heard[-1])
+    return heard
+
+
+def test_parties_that_share_a_flow_derive_each_round_once() -> None:
+    paths, derived = Paths(), []
+    together = [paths.follow(PLAN, len(Y)) for _ in range(3)]
+    for broadcast in broadcasts(Y):
+        derived.append({id(follower.query) for follower in together})
+        pooled = [follower.hear(broadcast) for follower in together]
+        assert all(each is pooled[0] for each in pooled)
+    assert all(len(queries) == 1 for queries in derived)
+    assert len({id(follower.outcome) for follower in together}) == 1
+
+
+@pytest.mark.parametrize("same", [1, 2])
+def test_a_party_that_is_told_something_else_follows_it_alone(same: int) -> None:
+    """After ``same`` equal rounds the second party hears the broadcasts of a run over other rows."""
+    honest = broadcasts(Y)
+    other = honest[:same] + broadcasts(10.0 - Y)[same:]
+    assert other[same] != honest[same]
+    paths = Paths()
+    first, second = paths.follow(PLAN, len(Y)), paths.follow(PLAN, len(Y))
+    alone = Follower(PLAN, len(Y))
+    for one, two in list(zip(honest, other, strict=False))[: same + 2]:
+        first.hear(one)
+        assert repr(second.hear(two)) == repr(alone.hear(two))
+        assert second.round == alone.round == first.round
+        assert second.query.pooled_code == alone.query.pooled_code
+    assert first.query is not second.query
+
+
+def test_parties_of_another_number_of_rows_share_nothing() -> None:
+    paths = Paths()
+    assert paths.follow(PLAN, 50).query is not paths.follow(PLAN, 60).query
+    assert paths.follow(PLAN, 50).query is paths.follow(PLAN, 50).query

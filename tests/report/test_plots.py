@@ -64,7 +64,12 @@ def test_bits_overlap_and_heterogeneity() -> None:
     assert drawn is not None
     up = kept.document["account"]["by_round"]["up"]
     assert np.array_equal(np.asarray(drawn), list(up.values()))
-    bars: Any = ft.plots.overlap(kept).patches
+    drawing = ft.plots.overlap(kept)
+    drawing.figure.canvas.draw()
+    legend = drawing.get_legend()
+    assert legend is not None
+    assert not legend.get_window_extent().overlaps(drawing.get_window_extent())  # it covers no bar
+    bars: Any = drawing.patches
     assert [bar.get_width() for bar in bars[:2]] == kept.document["arm_counts"]
     assert "Q = " in ft.plots.heterogeneity(kept).get_title()
     with pytest.raises(InputError, match="no two silos"):

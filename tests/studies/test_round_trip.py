@@ -532,8 +532,8 @@ def test_trees_on_a_public_sample_are_part_of_the_plan(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("sections", "expected"),
     [
-        (pilot('formula = "x"'), "[models.outcome]: Pilot: say where it comes from, once"),
-        (pilot('at = "one"'), "[models.outcome]: Pilot: give formula"),
+        (pilot('formula = "x"'), "[models.outcome]: Pilot: expected exactly one source"),
+        (pilot('at = "one"'), "[models.outcome]: Pilot: expected exactly one of formula"),
         (
             pilot('at = "onne"\nformula = "x"'),
             "[models.outcome] at: no silo is called 'onne'; did you mean 'one'?",

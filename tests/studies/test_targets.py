@@ -146,7 +146,7 @@ def test_a_study_file_names_a_target_of_another_distribution(site: Path, tmp_pat
     brought = document["study"]["target"]["brought"]
     assert (brought["distribution"], brought["version"], len(brought["digest"])) == ("plain-mean", "1.2", 64)
     assert document["study"]["target"]["guess"] == 0.25
-    assert "is of the distribution plain-mean 1.2" in page.read_text(encoding="utf-8")
+    assert "comes from the package plain-mean 1.2" in page.read_text(encoding="utf-8")
     shown = run("show", saved) if "show" in run("--help").output else run("run", path)
     assert "PlainMean of plain-mean 1.2" in shown.output
 

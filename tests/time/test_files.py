@@ -101,9 +101,15 @@ def test_figures() -> None:
     result = ft.run(study(ft.RMSTDifference, 2, horizons=(2, 3, 4)), records)
     line = ft.plots.horizons(result)
     assert line.get_ylabel() == "RMSTDifference"
+    assert all(tick == round(tick) for tick in line.get_xticks())
     drawn = ft.plots.curves(result)
     assert [text.get_text() for text in drawn.get_legend().get_texts()] == ["0", "1"]
     shown = {text.get_text() for text in drawn.texts}
+    assert "hidden" not in shown
+    at_risk = result.document["at_risk"]
+    one_hidden = [[None, *counts[1:]] for counts in at_risk["counts"]]
+    without = {**result.document, "at_risk": {**at_risk, "counts": one_hidden}}
+    assert [text.get_text() for text in ft.plots.curves(without).texts].count("hidden") == 2
     for counts in result.document["at_risk"]["counts"]:
         assert {str(count) for count in counts if count is not None} <= {text.rstrip("+") for text in shown}
     risks = ft.run(study(ft.Risk, 2, horizons=(2, 4)), records)

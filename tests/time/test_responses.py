@@ -78,7 +78,7 @@ def test_person_periods_are_those_at_risk(what: str) -> None:
     assert w == pytest.approx((person + 1) / 2.0)
 
 
-def test_hazards_are_kept_for_one_table_only() -> None:
+def test_hazards_are_kept_for_each_table_apart() -> None:
     """The rows of another table are evaluated anew, at the same law too."""
     tree = Tree(2)
     groups = [RegimeGroup(Static(arm), Everyone(), 1.0) for arm in ("0", "1")]
@@ -109,7 +109,7 @@ def test_hazards_that_are_not_kept_are_the_same(kept: int, monkeypatch: pytest.M
             patch.setattr(Table, "nbytes", 8 * problem.terms * kept)
             patch.setattr("fedtmle.targets.time.problem.people_slices", slices_of_four)
             assert problem.submodel(law, rows).sums(eps, Part.GRADIENT) == wanted
-    assert problem._kept[0].logits.shape[-1] == kept
+    assert problem._own(law, rows).logits.shape[-1] == kept
 
 
 def slices_of_four(n_rows: int, periods: int) -> list[slice]:

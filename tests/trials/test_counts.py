@@ -53,14 +53,14 @@ def test_the_strictest_floor_holds_for_all(shared: Path, invented: Path, tmp_pat
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"format": "other"}, "of another trial"),
-        ({"trial": "0" * 64}, "of another trial"),
+        ({"format": "other"}, "belong to another trial"),
+        ({"trial": "0" * 64}, "belong to another trial"),
         ({"silo": "west"}, "the trial lists no silo 'west'; it lists north, south"),
         ({"people": [1]}, "damaged"),
         ({"arms": []}, "damaged"),
         ({"floor": 0}, "damaged"),
-        ({"floor": "5"}, "no counts of a silo"),
-        ({"more": 1}, "no counts of a silo"),
+        ({"floor": "5"}, "not a readable file of a silo's counts"),
+        ({"more": 1}, "not a readable file of a silo's counts"),
     ],
 )
 def test_other_files_are_refused(shared: Path, change: dict[str, object], message: str) -> None:
@@ -70,9 +70,9 @@ def test_other_files_are_refused(shared: Path, change: dict[str, object], messag
 
 
 def test_two_files_of_one_silo_and_no_file(shared: Path) -> None:
-    with pytest.raises(InputError, match="two files are of silo 'north'"):
+    with pytest.raises(InputError, match="two files are for silo 'north'"):
         read_counts([shared, shared], BASE, ("north",))
-    with pytest.raises(InputError, match="no counts of a silo"):
+    with pytest.raises(InputError, match="not a readable file of a silo's counts"):
         read_counts([shared.with_name("absent.json")], BASE, ("north",))
 
 
@@ -131,7 +131,7 @@ def test_owners_write_and_the_coordinator_adds_the_trial(eunomia: Path, tmp_path
     trial.write_text(trial.read_text().replace("192671", "192670"), encoding="utf-8")
     refused = run("emulate", trial, "--result", result)
     assert refused.exit_code == 1
-    assert "no result of the trial's study" in refused.output
+    assert "not a result of the trial's study" in refused.output
 
 
 @pytest.mark.parametrize(

@@ -250,7 +250,7 @@ def test_all_defects_come_at_once_with_file_and_line(tmp_path: Path) -> None:
         "[silos.north] part: expected [index, count]",
         "south.toml:2: [silo] name: the silo is called 'sud' here and 'south' in the trial",
         "south.toml:6: [cdm] shema: unknown key; did you mean 'schema'?",
-        "south.toml:9: [policy] min_cell: may only be raised",
+        "south.toml:9: [policy] min_cell: may be raised; lowered only",
     )
     for message in expected:
         assert any(message in defect for defect in reported), (message, reported)
@@ -278,8 +278,12 @@ def test_all_defects_come_at_once_with_file_and_line(tmp_path: Path) -> None:
         ("folds = 5", "folds = 1", "[options] folds: expected at least 2"),
         ('database = "north.duckdb"\n', "", "[silos.north] database: is missing"),
         ("days = 180\n\n[follow", "days = 0\n\n[follow", "[outcome] days: expected a number of days, 1 to"),
-        ('conditions = "event"', 'conditions = "event"\ndeath = true', "one of the two"),
-        ('drugs = "old"\nfrom', 'drugs = "old"\nconditions = "ill"\nfrom', "give conditions or drugs"),
+        ('conditions = "event"', 'conditions = "event"\ndeath = true', "give exactly one of conditions"),
+        (
+            'drugs = "old"\nfrom',
+            'drugs = "old"\nconditions = "ill"\nfrom',
+            "give exactly one of conditions and drugs",
+        ),
         ("[silos.north]", "[silos.north", "not TOML"),
         ("[[strategies]]", "[strategies]", "not TOML"),
         ("old = [1]", 'old = "1"', "expected a list of concept ids"),
@@ -292,7 +296,7 @@ def test_all_defects_come_at_once_with_file_and_line(tmp_path: Path) -> None:
         ("most = 50", "most = 0", "[covariates.visits] most: expected a number of visits"),
         ('name = "the new drug"', 'name = "the\\nnew drug"', "expected one line of at most 200 printable"),
         ('"north.duckdb"', '"postgresql://reader:hunter2@host/cdm"', "[silos.north] database: this is a URL"),
-        ('"north.duckdb"', '{url_env = "A B"}', "[silos.north] database: url_env is no name"),
+        ('"north.duckdb"', '{url_env = "A B"}', "[silos.north] database: url_env is not the name"),
         ('"north.duckdb"', '{url_file = "secret.url"}', "[silos.north] database: url_file is inside"),
     ],
 )

@@ -53,7 +53,7 @@ def test_models_algorithm_and_options_are_written_as_they_were(tmp_path: Path) -
     file = read(tmp_path, FULL)
     write_study(file, {}, tmp_path / "study")
     assert read_study(tmp_path / "study" / "study.toml").study == file.trial.study
-    with pytest.raises(InputError, match="already there"):
+    with pytest.raises(InputError, match="exists already"):
         write_study(file, {}, tmp_path / "study")
 
 

@@ -252,8 +252,9 @@ def _policy() -> Iterator[str]:
     yield "## Your policy"
     yield ""
     yield (
-        "The section `[policy]` of your silo's file may be stricter than these limits in any key, and laxer "
-        "in none."
+        "The section `[policy]` of your silo's file may be stricter than these limits in any key. You may "
+        "make a floor or a cap laxer, in the file or for one plan with `fedtmle silo approve --lower`, with "
+        "a written reason ([how](deploy.md#a-limit-that-you-lower)); a study never can."
     )
     yield ""
     yield "| key | the package's own limit | it | limits |"

@@ -22,7 +22,7 @@ from fedtmle.protocol.plan import AbstractProgram
 from fedtmle.protocol.query import Flow, Law, Model, MomentsQuery, Phase, Problem
 from fedtmle.protocol.sums import SumsQuery, mean_gradient, norm
 
-LARGEST_SCALE = 1024.0  # of a coordinate's tolerance over the smallest
+LARGEST_SCALE = 1024.0  # largest ratio of a coordinate's tolerance to the smallest
 
 UNMASKABLE = (
     "'masked' is for algorithms that add up integers: Coded (unless its smoothness is each silo's own), "
@@ -54,12 +54,12 @@ class AbstractAlgorithm(ABC):
 
     @property
     def fluctuates(self) -> bool:
-        """Whether the algorithm moves the initial law; if not, predictions of it are not truncated."""
+        """Whether the algorithm moves the initial law; if not, its predictions are not truncated."""
         return True
 
     @property
     def adds_integers(self) -> bool:
-        """Whether all that is pooled are sums of integers with public bounds, which silos can mask."""
+        """Whether every pooled value is a sum of integers with public bounds, which silos can mask."""
         return True
 
     @property
@@ -265,7 +265,7 @@ def require_tolerance(tolerance: Tolerance, *, zero: bool = False) -> None:
 
 
 def arithmetic_error(problem: Problem, law: Law) -> float:
-    """Return what exact sums and quadrature may add to a residual: sqrt(d) C_row 2^-51 + eta."""
+    """Return a bound on the error of a residual by exact sums and quadrature: sqrt(d) C_row 2^-51 + eta."""
     row = 2.0 ** (problem.row_bound(law).gradient - GRID_BITS - 1)
     return math.sqrt(problem.dim) * row + problem.accuracy(law)
 

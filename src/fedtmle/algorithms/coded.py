@@ -124,7 +124,7 @@ class Coded(AbstractAlgorithm):
 
     @property
     def adds_integers(self) -> bool:
-        """A curvature of each silo's own is not a sum."""
+        """Whether all pooled values are sums: false if beta is the largest of the silos' own curvatures."""
         return isinstance(self.smoothness, int | float) or self.smoothness.over == "pooled"
 
     def flow(self, problem: Problem, law: Law, n: int) -> Flow[Targeted]:
@@ -246,7 +246,7 @@ class Coded(AbstractAlgorithm):
         ``closing`` are the closing sums, if they were asked already.
         """
         arithmetic = arithmetic_error(run.problem, law)
-        # Away from an origin the last gradient says nothing of the EIF mean at the returned law.
+        # Away from an origin the last gradient says nothing about the EIF mean at the returned law.
         bound = lattice.certificate(q) + arithmetic if t == 0 else float("inf")
         bounds = tuple(each + arithmetic for each in lattice.coordinate_certificates(q)) if t == 0 else None
         if closing is None:

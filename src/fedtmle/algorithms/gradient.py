@@ -56,7 +56,7 @@ class Gradient(AbstractAlgorithm):
 
     @property
     def adds_integers(self) -> bool:
-        """Under masks nobody knows the numbers of rows in the pooled order, which batches are made of."""
+        """Whether no batches are drawn: they need row numbers in the pooled order, unknown under masks."""
         return not self.optimizer.draws_batches
 
     def flow(self, problem: Problem, law: Law, n: int) -> Flow[Targeted]:

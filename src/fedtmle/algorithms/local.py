@@ -92,7 +92,7 @@ class LocalAverage(AbstractAlgorithm):
 
     @property
     def adds_integers(self) -> bool:
-        """Fits on a lattice are added, with weights that every silo knows for itself."""
+        """Whether fits are on a lattice, with weights that every silo can compute itself."""
         return self.lattice is not None and isinstance(self.weights, str)
 
     @property

@@ -181,7 +181,7 @@ def _saved(file: TrialFile, path: Path) -> StudyResult:
 
     saved = load(path)
     if saved.document["plan"] != study_plan_of(file).digest.hex():
-        raise InputError(f"{path}: this is no result of the trial's study with this version of fedtmle")
+        raise InputError(f"{path}: not a result of the trial's study under this version of fedtmle")
     return saved
 
 

@@ -109,7 +109,7 @@ def fail(defects: Sequence[Defect], code: Exit, *, as_json: bool, reached: Reach
         document: dict[str, object] = {"defects": [defect.to_dict() for defect in defects]}
         say(json.dumps(document if reached is None else {**document, "reached": asdict(reached)}))
     else:
-        for defect in defects:  # a line that a study's own text starts is seen to belong to the one before
+        for defect in defects:  # indent further lines, which may be a study's own text
             say("\n  ".join(str(defect).split("\n")), err=True)
         if reached is not None:
             say(visible(str(reached)), err=True)

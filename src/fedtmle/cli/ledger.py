@@ -91,9 +91,11 @@ def titles(folder: Path) -> dict[str, str]:
     for path in sorted(folder.glob("studies/*.toml")):
         try:
             study = read_study(path, samples=False)
-            if file_plan(study).digest.hex() == path.stem:  # a server may have announced it as another
+            if (
+                file_plan(study).digest.hex() == path.stem
+            ):  # skip a study that was announced under another plan
                 questions[path.stem] = study.study.target.question
-        except InputError:  # of another version
+        except InputError:  # a study file of another version
             continue
     return questions
 

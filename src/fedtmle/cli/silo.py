@@ -13,6 +13,7 @@ from fedtmle.layout import visible
 
 if TYPE_CHECKING:
     from fedtmle.protocol.plan import Plan
+    from fedtmle.studies.home import Home
 
 app = typer.Typer(
     cls=ReaderGroup,
@@ -23,6 +24,13 @@ app = typer.Typer(
 
 STUDY = typer.Argument(..., help="The study file, study.toml, as the statistician sent it.")
 SILO = typer.Option(Path("silo.toml"), "--silo", help="This silo's file.")
+LOWER = typer.Option(
+    [],
+    "--lower",
+    metavar="KEY=NUMBER",
+    help="Make a limit of your policy laxer than the package's own, for this plan only.",
+)
+REASON = typer.Option("", "--reason", help="Why; it is signed, and the study's result states it.")
 
 
 @app.command(rich_help_panel=DECIDE, epilog=epilog("silo preview study.toml --silo silo.toml"))
@@ -30,16 +38,18 @@ def preview(
     study: Path = STUDY,
     silo: Path = SILO,
     as_json: bool = typer.Option(False, "--json", help="Print the preview as JSON."),
+    lower: list[str] = LOWER,
+    reason: str = REASON,
 ) -> None:
     """Rehearse a study on your own rows: show each kind of message that would leave, and your limits."""
     import json
 
-    from fedtmle.data.silofile import read_silo_file
+    from fedtmle.studies.home import Home
     from fedtmle.studies.preview import preview as rehearse
     from fedtmle.text.preview import render
 
     with reporting(as_json=as_json):
-        view = rehearse(_plan(study), read_silo_file(silo))
+        view = rehearse(_plan(study), _lowered(Home.of(silo), lower, reason).file)
         say(json.dumps(view.to_dict()) if as_json else render(view))
         if view.refused_by:
             raise typer.Exit(int(Exit.REFUSED))
@@ -77,6 +87,7 @@ def assess(
     epilog=epilog(
         "silo approve study.toml --silo silo.toml",
         "silo approve study.toml --silo silo.toml --note 'ethics 12/2026'",
+        "silo approve study.toml --lower min_arm_rows=5 --reason 'ethics 12'",
     ),
 )
 def approve(
@@ -84,6 +95,8 @@ def approve(
     silo: Path = SILO,
     note: str = typer.Option("", help="A note for your own records."),
     yes: bool = typer.Option(False, "--yes", help="Do not ask for confirmation."),
+    lower: list[str] = LOWER,
+    reason: str = REASON,
 ) -> None:
     """Approve one plan, signed with the silo's key. A changed study or changed data need a new approval."""
     from fedtmle.studies.approval import review
@@ -93,7 +106,7 @@ def approve(
     from fedtmle.text.preview import refusal
 
     with reporting(as_json=False):
-        file, home = read_study(study), Home.of(silo)
+        file, home = read_study(study), _lowered(Home.of(silo), lower, reason)
         plan = file_plan(file)
         shown = review(file, home)
         say(render(shown))
@@ -154,6 +167,25 @@ def decisions(
         say(f"Their fingerprints {' and '.join(map(fingerprint_of, own))}")
         for each in made:
             say(render_decision(each))
+
+
+def _lowered(home: Home, limits: list[str], reason: str) -> Home:
+    """Return the silo's home with these limits laxer, beside those that its file makes so."""
+    from fedtmle.errors import InputError
+    from fedtmle.lowered import LoweredLimit
+
+    if not limits:
+        if reason:
+            raise InputError("--reason: this is for --lower KEY=NUMBER; use --note for your own records")
+        return home
+    given = []
+    for limit in limits:
+        key, _, number = limit.partition("=")
+        try:
+            given.append(LoweredLimit(key.strip(), float(number), reason))
+        except ValueError:
+            raise InputError(f"--lower: expected KEY=NUMBER, as in min_arm_rows=5, got '{limit}'") from None
+    return home.lowering([*home.file.policy.lowered, *given])
 
 
 def _plan(study: Path) -> Plan:

@@ -43,14 +43,14 @@ class Numbers:
 class Unusable:
     """Cells that are neither numbers nor text; ``contents`` says what they are instead.
 
-    ``days`` are those from 1970 to each date, if the cells are dates: two such columns have a difference.
+    If the cells are dates, ``days`` counts the days from 1970 to each, so that two columns can be subtracted.
     """
 
     contents: str
     days: Array | None = field(default=None, compare=False, repr=False)
 
 
-Cells = Numbers | Factor | Unusable  # text is a factor of all its distinct labels
+Cells = Numbers | Factor | Unusable  # a text column is a factor of its distinct labels
 
 DATES = Unusable("dates or times")
 
@@ -89,7 +89,7 @@ class Reading:
     texts: Mapping[str, str]
     labels: Mapping[str, tuple[str, ...]]  # all labels of each text column
     others: Mapping[str, Unusable]
-    dates: frozenset[str] = frozenset()  # of the numbers, those that are days from 1970
+    dates: frozenset[str] = frozenset()  # names among ``numbers`` that are days from 1970
 
 
 class AbstractStreamReader(AbstractReader):
@@ -105,7 +105,7 @@ class AbstractStreamReader(AbstractReader):
 
 
 class UnreadableError(Exception):
-    """A source cannot be read: what is wrong and what to do, without any value.
+    """A source cannot be read. The error says what is wrong and what to do, and quotes no value.
 
     Raise it outside the handler of a library's exception. That exception may quote a record, and would stay
     reachable as ``__context__`` even after ``from None``.
@@ -149,7 +149,7 @@ def relabel(codes: IntArray, labels: Sequence[str | None]) -> Factor:
         return Factor(codes, levels, tuple(counts.tolist()))
     lookup = _lookup(labels, levels)
     merged = np.zeros(len(levels) + 1, dtype=np.int64)
-    np.add.at(merged, lookup[:-1], counts)  # labels that are no level are counted in the last cell
+    np.add.at(merged, lookup[:-1], counts)  # labels that are not levels are counted in the last cell
     return Factor(np.asarray(lookup[codes]), levels, tuple(merged[:-1].tolist()))
 
 
@@ -175,14 +175,14 @@ def _lookup(labels: Sequence[str | None], levels: tuple[str, ...]) -> IntArray:
 Bools = NDArray[np.bool_]
 
 _FIRST_INEXACT = 2.0**53  # from here on, different integers may be the same float64
-_SMALL_CODES = 256.0  # counts below this are their own codes
+_SMALL_CODES = 256.0  # whole numbers below this serve as their own codes
 
 
 @dataclass(frozen=True, kw_only=True)
 class Converter:
     """Converts the hospital's column behind one name of the study, and adds its defects to ``defects``.
 
-    With ``weights``, each cell stands for so many rows.
+    ``weights``, if given, is the number of rows that each cell stands for.
     """
 
     name: str
@@ -223,7 +223,7 @@ class Converter:
             days, bad = days_of_labels(cells, mapped.format, mapped.missing)
             written = f"in the format {mapped.format}" if mapped.format else f"such as {ISO}"
             fix = 'correct it, state its format, as in format = "%d.%m.%Y", or list it in missing'
-            return None if self._count(f"'{theirs}' is no date {written},", bad, fix) else days
+            return None if self._count(f"'{theirs}' is not a date {written},", bad, fix) else days
         if isinstance(cells, Numbers) and np.isnan(cells.values).all():
             return cells.values
         self._add(f"the hospital's column '{theirs}' does not hold dates", "give dates, or map a number")
@@ -288,10 +288,10 @@ class Converter:
         self._count("has a level that the study does not declare", _rows_of(labels, others), fix)
 
     def _hint_unit(self, values: Array, low: float, high: float) -> None:
-        """Tell the owner of a likely unit, if most values are outside the range."""
+        """Add a hint about the likely unit, if most values are outside the range."""
         units = fitting_units(values, low, high) if is_outside(values, low, high) else ()
         if units:
-            message = "most values are outside the declared range, as if the unit were another"
+            message = "most values are outside the declared range, as if they were in another unit"
             self._add(message, f"check the unit in the silo file: {'; '.join(units)}")
 
     def _without_missing(self, cells: Numbers | Factor) -> Numbers | Factor:
@@ -302,14 +302,14 @@ class Converter:
             return Numbers(np.where(np.isin(cells.values, numbers), np.nan, cells.values))
         labels = [None if _normalised(label) in codes else label for label in cells.levels]
         values = [math.nan if label is None else number(label) for label in labels]
-        if None in labels and None not in values:  # only a code for "missing" made a column of numbers text
+        if None in labels and None not in values:  # without its codes for "missing" the text is numbers
             return Numbers(np.array([*values, np.nan], dtype=np.float64)[cells.codes])
         return relabel(cells.codes, labels)
 
     def _convert(self, cells: Numbers) -> Numbers | None:
         """Return the numbers in the study's unit."""
         if self.mapped.converts:
-            with np.errstate(over="ignore"):  # counted below
+            with np.errstate(over="ignore"):  # infinite values are counted below
                 cells = Numbers(cells.values * self.mapped.scale + self.mapped.shift)
         if math.isfinite(cells.reach):
             return cells
@@ -394,7 +394,7 @@ class Converter:
             )
 
     def _count(self, message: str, rows: Bools, fix: str) -> bool:
-        """Add a defect of the marked rows, if there are any; return whether there are."""
+        """Add a defect with the number of marked rows, if any; return whether any row is marked."""
         count = int(np.count_nonzero(rows))
         if count and self.weights is not None:
             count = int(self.weights[rows].sum())

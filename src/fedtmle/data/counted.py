@@ -1,8 +1,8 @@
 """Checking a table in its database: the counts of its defects are computed there, and no row leaves it.
 
 `load` converts every cell and counts those that do not fit the study's schema. Here the database first counts
-cells that must have the same fate: the values of a column with few of them, and the classes of a number
-(missing, infinite, outside the bounds, no count). One value of each class then goes through the same
+cells that are treated alike: equal values of a column with few distinct ones, and numbers of one class
+(missing, infinite, outside the bounds, not a count). One value of each class then goes through the same
 `Converter`, which counts it as often as it occurs, so that both ways find the same defects.
 """
 
@@ -52,20 +52,20 @@ from fedtmle.errors import InputError
 from fedtmle.model.table import AnyTable, Factor
 from fedtmle.model.types import IntArray
 
-MOST_VALUES = 20_000  # of all columns together; a table with more is read
-_ROWS = "rows of the silo"  # the owner's query
+MOST_VALUES = 20_000  # distinct values of all columns; a table with more is read row by row
+_ROWS = "rows of the silo"  # name of the select that holds the owner's query
 _CLASSES = ("missing", "infinite", "fits", "outside", "broken", "both")
 _NONE = Value(None)
-# Failures that our counting may have caused, such as an overflow, and that reading the rows may not have.
+# Failures that counting may cause, such as an overflow, although the rows can be read.
 _PERHAPS_OURS = {Trouble.FAILED, Trouble.SYNTAX}
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class CountedTable:
-    """What is known of a table that was checked in its database.
+    """The sizes of a table that was checked in its database.
 
-    ``n_known`` is the number of rows whose outcome is not missing, and ``known`` that of each level of the
+    ``n_known`` is the number of rows whose outcome is not missing; ``known`` divides it by the levels of the
     treatment.
     """
 
@@ -166,10 +166,10 @@ Counted = tuple[Cells, IntArray, IntArray]  # distinct cells, their rows, and th
 @final
 @dataclass(frozen=True, kw_only=True)
 class _Plan:
-    """Which columns are counted by class and which by value, and the place of each in the select `cells`."""
+    """The columns that are counted by class and those counted by value, with their places in ``cells``."""
 
     cells: Select
-    classes: Mapping[str, tuple[tuple[Expression, ...], Expression]]  # by name: conditions, and the number
+    classes: Mapping[str, tuple[tuple[Expression, ...], Expression]]  # by name: the conditions and the number
     values: Mapping[str, str]  # place by name
     unusable: Mapping[str, Unusable]
     known: Expression  # whether a row's outcome is known
@@ -210,7 +210,7 @@ class _Plan:
         return n_rows, n_known, cells
 
     def _by_class(self) -> Statement:
-        """Return the statement that counts the rows and, for each class of each number, gives one of them."""
+        """Return the statement that counts the rows of each class of each number, with one value of it."""
         counted: list[tuple[str, Expression]] = [
             ("n", Aggregated(Aggregate.COUNT, Value(1))),
             ("known", Aggregated(Aggregate.COUNT, CaseWhen(((self.known, Value(1)),), _NONE))),
@@ -225,7 +225,7 @@ class _Plan:
         return Statement((("cells", self.cells),), body)
 
     def _by_value(self) -> Statement:
-        """Return the statement that counts the rows of each value, in each of the columns by itself."""
+        """Return the statement that counts the rows of each value, separately for each column."""
         places = tuple(Ref("c", place) for place in self.values.values())
         known = CaseWhen(((self.known, Value(1)),), _NONE)
         columns: tuple[tuple[str, Expression], ...] = (
@@ -246,12 +246,12 @@ class _Plan:
 
 def _integers(cells: Cells) -> IntArray:
     if not isinstance(cells, Numbers):
-        raise AssertionError("counts are numbers")
+        raise AssertionError("the counts that a database returns must be numbers")
     return cells.values.astype(np.int64)
 
 
 def _text(owners: str, statement: Statement) -> str:
-    """Return a statement over the owner's query, which it knows as a named select."""
+    """Return the SQL of a statement that reads the owner's query as a named select."""
     dialect = DIALECTS["postgresql"]
     named = f"{dialect.identifier(_ROWS)} AS (\n{owners}\n)"
     return f"WITH {named},\n{dialect.print(statement).removeprefix('WITH ')}"
@@ -265,7 +265,7 @@ def _plan(
     classes: dict[str, tuple[tuple[Expression, ...], Expression]] = {}
     values: dict[str, str] = {}
     unusable: dict[str, Unusable] = {}
-    known: Expression = AllOf(())  # without an outcome there is a defect
+    known: Expression = AllOf(())  # a missing outcome column is a defect, found elsewhere
     for index, name in enumerate(names):
         mapped, asked = columns.maps[name], columns.schema[name]
         if mapped.is_difference:
@@ -280,7 +280,7 @@ def _plan(
         is_text = kind == "text"
         try:
             DIALECTS["postgresql"].identifier(mapped.column)
-        except InputError:  # a name that PostgreSQL would cut
+        except InputError:  # a name that PostgreSQL would truncate
             return None
         chosen.append((place, CastTo(cell, SqlType.TEXT if is_text else SqlType.DOUBLE)))
         ref = Ref("c", place)
@@ -316,7 +316,7 @@ def _is_missing(number: Expression, mapped: ColumnMap) -> Expression:
 
 
 def _conditions(number: Expression, mapped: ColumnMap, column: Column) -> tuple[Expression, ...]:
-    """Return the condition of each of `_CLASSES`, of which one holds for every row."""
+    """Return a condition for each of `_CLASSES`; exactly one of them holds in each row."""
     largest = sys.float_info.max
     missing = _is_missing(number, mapped)
     infinite = AnyOf(

@@ -1,4 +1,4 @@
-"""A query of the silo owner's own, and where its database is: the part of `[data]` that names a server.
+"""The silo owner's query and the place of its database: the part of `[data]` that names a server.
 
 [data]
 database = {url_env = "HOSPITAL_DB"}   # or {url_file = "/etc/fedtmle/url"}, or {path = "rows.sqlite"}
@@ -96,7 +96,7 @@ class DatabaseQuery:
 
     @property
     def sql(self) -> str:
-        """The one statement, without what follows its semicolon."""
+        """The statement, without its semicolon and the comments after it."""
         if self.table is not None:
             name = ".".join(identifier(part) for part in self.table.split("."))
             return f"SELECT * FROM {name}"  # noqa: S608 - a quoted name
@@ -113,7 +113,7 @@ class DatabaseQuery:
     def parse(
         cls, section: Mapping[str, object], folder: Path
     ) -> tuple[DatabaseQuery | None, dict[str, tuple[str, str]]]:
-        """Return what the section [data] says, or what is wrong with each key and what to do about it."""
+        """Return the query that section [data] describes, and by key what is wrong and what to do."""
         defects = {
             key: ("unknown key", f"with a database the keys of [data] are {', '.join(_KEYS)}")
             for key in section
@@ -125,7 +125,10 @@ class DatabaseQuery:
         text = _parse_query(section, folder, defects)
         snapshot = section.get("snapshot")
         if snapshot is not None and not (isinstance(snapshot, str) and snapshot.endswith(".parquet")):
-            defects["snapshot"] = ("this is no path of a .parquet file", 'write such as "extract.parquet"')
+            defects["snapshot"] = (
+                "this is not the path of a .parquet file",
+                'write a path such as "extract.parquet"',
+            )
         if defects:
             return None, defects
         extract = folder / str(snapshot) if snapshot is not None else None
@@ -141,7 +144,7 @@ def names_database(section: Mapping[str, object]) -> bool:
 
 
 def sqlite_query(path: Path, table: str | None, query: str | None) -> DatabaseQuery | None:
-    """Return the query of a SQLite file, or None if the file is none."""
+    """Return the query of a SQLite file, or None if the file is not a SQLite database."""
     try:
         with path.open("rb") as file:
             magic = file.read(len(SQLITE_MAGIC))
@@ -163,9 +166,9 @@ class Place(TypedDict, total=False):
 def parse_place(  # noqa: PLR0911 - one return per defect
     database: object, folder: Path
 ) -> tuple[Place, tuple[str, str] | None]:
-    """Return what the key `database` says: the place of a database and its limits, by names of fields.
+    """Return the place and limits that the key `database` gives, by field name.
 
-    The second value is what is wrong and what to do, or None. It never quotes a URL.
+    The second value says what is wrong and what to do, or is None. It never quotes a URL.
     """
     if isinstance(database, str) and not _URL.match(database):
         database = {"path": database}
@@ -191,7 +194,7 @@ def parse_place(  # noqa: PLR0911 - one return per defect
     if key == "url_env" and not _VARIABLE.fullmatch(database[key]):
         # It may be the URL itself, so it is not quoted.
         return {}, (
-            "url_env is no name of an environment variable",
+            "url_env is not the name of an environment variable",
             'write the name of the variable that holds the URL, such as "HOSPITAL_DB"',
         )
     if key == "url_file" and (folder / database[key]).resolve().is_relative_to(folder.resolve()):
@@ -201,9 +204,9 @@ def parse_place(  # noqa: PLR0911 - one return per defect
         )
     timeout, max_rows = database.get("timeout", TIMEOUT), database.get("max_rows", MAX_ROWS)
     if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout <= 86_400:
-        return {}, ("timeout is no number of seconds", "give more than 0 and at most 86400")
+        return {}, ("timeout is not a valid number of seconds", "give more than 0 and at most 86400")
     if isinstance(max_rows, bool) or not isinstance(max_rows, int) or max_rows < 1:
-        return {}, ("max_rows is no number of rows", "give an integer of at least 1")
+        return {}, ("max_rows is not a valid number of rows", "give an integer of at least 1")
     place = Place(timeout=timeout, max_rows=max_rows)
     if key == "url_env":
         place["url_env"] = database[key]
@@ -238,7 +241,7 @@ def _parse_query(
             return {}
     if key == "table":
         if "\0" in text or not all(text.split(".")):
-            defects[key] = ("this is no name of a table", 'write "name" or "schema.name"')
+            defects[key] = ("this is not the name of a table", 'write "name" or "schema.name"')
         return {"table": text}
     defect = statement_defect(text)
     if defect is not None:
@@ -286,7 +289,7 @@ def statement_defect(sql: str) -> tuple[str, str] | None:
     if "'" in text or '"' in text:
         return "the query has an unclosed quote", "close it"
     if not words or words[0].lower() not in _READING or not re.match(r"[\s(]*[A-Za-z]", text):
-        return "the query does not read: it is no SELECT", "write one SELECT that yields the table"
+        return "the query is not a SELECT", "write one SELECT that yields the table"
     return None
 
 

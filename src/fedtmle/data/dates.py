@@ -20,7 +20,7 @@ ISO = "YYYY-MM-DD"
 
 
 def days_of(label: str, written: str) -> float | None:
-    """Return the days from 1970 to the date of a label, or None if it is no date.
+    """Return the days from 1970 to the date of a label, or None if it is not a date.
 
     ``written`` is a format of `datetime.strptime`, or empty for ISO dates, with a time or without.
     """
@@ -32,7 +32,7 @@ def days_of(label: str, written: str) -> float | None:
 
 
 def days_of_labels(labels: Factor, written: str, missing: Sequence[str]) -> tuple[Array, NDArray[np.bool_]]:
-    """Return the days of each cell, NaN where there is none, and where a label is no date."""
+    """Return the days of each cell (NaN if missing), and a mask of the cells that are not dates."""
     known = [None if label.strip() in missing else days_of(label.strip(), written) for label in labels.levels]
     bad = [
         day is None and label.strip() not in missing for day, label in zip(known, labels.levels, strict=True)

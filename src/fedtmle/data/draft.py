@@ -23,14 +23,14 @@ from fedtmle.initial.variables import MOST_LEVELS, Variable, Variables
 from fedtmle.model.table import Factor
 from fedtmle.model.types import Array
 
-FEW_CODES = 8  # whole numbers with as few different values may be codes of a category
+FEW_CODES = 8  # whole numbers with at most this many distinct values may be codes
 LARGEST_COUNT = 30  # whole numbers up to this are drafted as counts, others as numbers
-MOST_REPEATED = 0.5  # text of which a larger share is different names records or clusters
+MOST_REPEATED = 0.5  # text with a larger share of distinct labels identifies records or clusters
 
 
 @dataclass(frozen=True, kw_only=True)
 class Drafted:
-    """One column: what it seems to be, None if that cannot be guessed, and a note to the table's owner."""
+    """A column with its guessed declaration (None if there is no guess) and a note to the table's owner."""
 
     name: str
     variable: Variable | None

@@ -1,7 +1,7 @@
 """Connections to databases that only read, and one sentence for each way in which they can fail.
 
-A message of a database or its driver may quote a password, a query or a record, so that none of them is
-passed on: the SQLSTATE, or known words of the message, decide which `Trouble` it is.
+A message of a database or its driver may quote a password, a query or a record, so it is not
+passed on: the SQLSTATE, or known words of the message, decide which `Trouble` is reported.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from fedtmle.data.database import ArrowRows, Driver
 if TYPE_CHECKING:
     import pyarrow as pa
 
-Cursor: TypeAlias = Any  # of the database API, for which the drivers have no types in common
+Cursor: TypeAlias = Any  # the drivers share no type for a cursor of the database API
 
 ENTRY_POINTS = "fedtmle.databases"
 CONNECT_TIMEOUT = 10  # seconds; a URL may say connect_timeout itself
-BATCH_ROWS = 1 << 16  # of SQLite; PostgreSQL's batches are about 16 MB
+BATCH_ROWS = 1 << 16  # rows of a batch from SQLite; batches from PostgreSQL are about 16 MB
 
 _AGAIN = "run the same command again; nothing was sent and nothing is lost"
 
@@ -92,7 +92,7 @@ class Trouble(Enum):
         "no cohort can be selected in a database of this kind",
         "an OMOP CDM is a PostgreSQL database (postgresql:) or a DuckDB file",
     )
-    NOT_A_DATABASE = ("the file is no SQLite database", "check the path")
+    NOT_A_DATABASE = ("the file is not a SQLite database", "check the path")
     NO_FILE = ("the database's file does not exist or cannot be read", "check the path and its permissions")
     LOCKED = ("another program holds the database locked", f"wait until it is done, then {_AGAIN}")
     FAILED = ("the silo's query failed", "run it with the database's own client at the silo to see why")
@@ -124,7 +124,7 @@ def driver_of(url: str) -> Driver:
 
 
 def explained(error: BaseException, *, connecting: bool) -> DatabaseError:
-    """Return the trouble behind a driver's exception, of which nothing is kept.
+    """Return the error that explains a driver's exception, without any of its text.
 
     ``connecting`` says whether no connection had been made yet.
     """
@@ -169,7 +169,7 @@ _BY_STATE = {
     "42": Trouble.SYNTAX,
     "0A": Trouble.SYNTAX,
 }
-# Where a driver gives no code: words of an English server. Any others are REFUSED or FAILED.
+# Without a code, match the words of an English server. Any other error is REFUSED or FAILED.
 _CONNECTING = (
     (r"pg_hba\.conf|not permitted to log in|permission denied for database", Trouble.NOT_ALLOWED),
     (r"password|authentication|SASL|SCRAM", Trouble.PASSWORD),
@@ -202,7 +202,7 @@ def _by_words(message: str, *, connecting: bool) -> Trouble:
 
 
 class QueryRows:
-    """The rows of a cursor's query, which runs when they are first asked for, and a warning for the owner."""
+    """The rows of a cursor's query, and a warning for the owner. Iterating over the rows runs the query."""
 
     def __init__(self, cursor: Cursor, query: str, schema: pa.Schema, warning: str | None = None) -> None:
         self._cursor = cursor
@@ -217,21 +217,21 @@ class QueryRows:
 
 @contextmanager
 def postgresql(url: str, query: str, *, timeout: float) -> Iterator[ArrowRows]:
-    """Run a query of PostgreSQL in one read-only transaction that sees one state of the database."""
+    """Run a query in PostgreSQL, in one read-only transaction that sees one state of the database."""
     with transaction(url, timeout=timeout) as database:
         yield database.rows(query)
 
 
 class Transaction:
-    """A read-only transaction of PostgreSQL: the queries in it, one after the other, see one state."""
+    """A read-only transaction of PostgreSQL, in which successive queries see one state of the database."""
 
     def __init__(self, cursor: Cursor) -> None:
         self._cursor = cursor
         self._warning = _write_access(cursor)
 
     def rows(self, query: str) -> QueryRows:
-        """Return the rows of a query; those of an earlier one must have been read."""
-        query += "\n"  # the driver puts it into brackets, which a comment at the end must not hide
+        """Return the rows of a query. The rows of an earlier query must have been read before."""
+        query += "\n"  # a comment at the end must not hide the bracket that the driver adds
         return QueryRows(self._cursor, query, self._cursor.adbc_execute_schema(query), self._warning)
 
 
@@ -240,10 +240,10 @@ def transaction(url: str, *, timeout: float, settings: Sequence[str] = ()) -> It
     """Open a connection to PostgreSQL and a read-only transaction with further ``settings`` for SET LOCAL."""
     dbapi = importlib.import_module("adbc_driver_postgresql.dbapi")
     with dbapi.connect(_with_timeout(url)) as connection, connection.cursor() as cursor:
-        # All of it is in one transaction, so that it also holds behind a pooler of connections.
+        # The settings belong to the transaction, so they also hold behind a connection pooler.
         for setting in (
             "TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY",
-            f"LOCAL statement_timeout = {int(timeout * 1000) + 1000}",  # our own clock rings first
+            f"LOCAL statement_timeout = {int(timeout * 1000) + 1000}",  # our own time limit ends first
             # The same rows in the same order each time, also for a query without ORDER BY.
             "LOCAL synchronize_seqscans = off",
             "LOCAL max_parallel_workers_per_gather = 0",
@@ -254,7 +254,7 @@ def transaction(url: str, *, timeout: float, settings: Sequence[str] = ()) -> It
 
 
 class TwoQueries:
-    """A driver that first runs a query of ours, in the transaction that then gives the rows of the owner's.
+    """A driver that runs a query of ours and then the owner's query, in one transaction.
 
     ``rows`` has the rows of the first query once the driver has been opened. ``settings`` are for SET LOCAL.
     """
@@ -274,7 +274,7 @@ class TwoQueries:
             yield database.rows(query)
 
     def _run(self, database: Transaction) -> DatabaseError | None:
-        """Run the first query; return what went wrong, for raising it without its cause."""
+        """Run the first query; return its error, so that the caller can raise it without the cause."""
         rows: list[tuple[Any, ...]] = []
         try:
             for batch in database.rows(self._first):
@@ -320,7 +320,7 @@ def _write_access(cursor: Cursor) -> str | None:
 
 @contextmanager
 def sqlite(url: str, query: str, *, timeout: float) -> Iterator[ArrowRows]:
-    """Run a query of a SQLite file, which is opened read-only; the URL is sqlite: and the file's path."""
+    """Run a query in a SQLite file, opened read-only; the URL is sqlite: followed by the file's path."""
     path = url.partition(":")[2].removeprefix("//")
     if not os.access(path, os.R_OK) or not os.path.isfile(path):
         raise DatabaseError(Trouble.NO_FILE)
@@ -332,11 +332,11 @@ def sqlite(url: str, query: str, *, timeout: float) -> Iterator[ArrowRows]:
 
 
 class _SQLiteRows:
-    """The rows of a query of SQLite, where a column may hold another type in each row.
+    """The rows of a query in SQLite, where the type of a column may differ from row to row.
 
     The driver takes a column's type from its first batch, and writes numbers among text with six digits. So
     the types are found first, in a pass of their own; a column of numbers and text is text. A row that has
-    a value of the right type in every column then goes before the others, and is dropped.
+    a value of the right type in every column is put before the others, and dropped after the driver read it.
     """
 
     def __init__(self, cursor: Cursor, query: str) -> None:
@@ -373,7 +373,7 @@ class _SQLiteRows:
             start = 0
 
 
-# SQLite's types, each able to hold those before it: Arrow's name, and a value.
+# SQLite's types, with Arrow's name and an example. Each can hold the values of those before it.
 _SQLITE_TYPES = {
     "integer": ("int64", "0"),
     "real": ("double", "0.0"),

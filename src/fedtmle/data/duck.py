@@ -38,9 +38,9 @@ _SETTINGS: dict[str, str | bool | int | float | list[str]] = {
 _INTEGERS = ("tinyint", "smallint", "integer", "bigint", "hugeint")
 _NUMBERS = {*_INTEGERS, *(f"u{name}" for name in _INTEGERS), "float", "double", "decimal", "boolean", "null"}
 _TEXT = {"varchar", "enum", "uuid"}
-_DATES = {"date", "timestamp", "timestamp_s", "timestamp_ms", "timestamp_ns"}  # those with a zone are not
+_DATES = {"date", "timestamp", "timestamp_s", "timestamp_ms", "timestamp_ns"}  # without a time zone
 _VECTORS_PER_BATCH = 32  # a vector has 2,048 rows
-_MOST_LABELS = 1 << 16  # of a streamed text column
+_MOST_LABELS = 1 << 16  # most distinct labels of a streamed text column
 
 
 @contextmanager
@@ -73,14 +73,14 @@ def connect() -> Iterator[DuckDBPyConnection]:
 
 @lru_cache(maxsize=1)
 def _empty_database(_process: int) -> DuckDBPyConnection:
-    """Return the empty database of this process: a child of a fork has none of its parent's threads."""
+    """Return the empty database of this process; a forked child needs its own, as it lacks the threads."""
     import duckdb
 
     return duckdb.connect(":memory:", config=_SETTINGS)
 
 
 def _settle(connection: DuckDBPyConnection) -> None:
-    connection.execute("SET enable_progress_bar = false")  # the terminal is not DuckDB's
+    connection.execute("SET enable_progress_bar = false")  # DuckDB must not write to the terminal
     connection.execute("SET enable_external_file_cache = false")  # a streamed file may exceed memory
 
 
@@ -99,7 +99,7 @@ def attempt(call: Callable[[], T]) -> tuple[T | None, int | None]:
 def fetch(
     relation: DuckDBPyRelation, numbers: Mapping[str, str], texts: Mapping[str, str]
 ) -> tuple[int, dict[str, Cells]]:
-    """Return the number of rows and the cells of SQL expressions by name; one query gives one row order."""
+    """Return the number of rows and the cells of SQL expressions by name, in one row order."""
     expressions = {**numbers, **texts}
     if not expressions:
         ((count,),) = relation.project("count(*)").fetchall()

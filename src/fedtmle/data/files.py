@@ -102,7 +102,7 @@ def _must_exist(path: Path) -> None:
 
 @contextmanager
 def _in_utf8(file: CsvFile) -> Iterator[CsvFile]:
-    """Give the file itself, or a copy in UTF-8 that only its owner can read, deleted afterwards."""
+    """Yield the file itself, or a copy in UTF-8 that only its owner can read; delete the copy afterwards."""
     if file.encoding == "utf-8":
         yield file
         return
@@ -217,7 +217,7 @@ def _stripped(cell: str) -> str:
 
 
 def _numeral(file: CsvFile) -> Callable[[str], str]:
-    """Return how SQL writes a cell of the file as DuckDB reads numbers; NULL if it is no number there."""
+    """Return the function from a cell's SQL to that of its numeral with a decimal point, or NULL if none."""
     if file.decimal == "." and not file.thousands:
         return lambda cell: cell
     group, point = re.escape(file.thousands), re.escape(file.decimal)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import polars as pl
     from numpy.typing import NDArray
 
-# What pandas' `infer_dtype` may call a column.
+# Names that pandas' `infer_dtype` may give to a column.
 _NUMBERS = {"empty", "boolean", "integer", "floating", "mixed-integer-float", "decimal"}
 _DATES = {"datetime64", "datetime", "date", "timedelta64", "timedelta", "time", "period", "interval"}
 
@@ -132,7 +132,7 @@ class _ArraysReader(AbstractReader):
 
 
 def _cells(series: pd.Series, copy: bool) -> Cells:
-    """Return the cells of a pandas series, which its type decides."""
+    """Return the cells of a pandas series, converted by its type."""
     import pandas
     from pandas.api import types
 
@@ -152,7 +152,7 @@ def _cells(series: pd.Series, copy: bool) -> Cells:
 
 
 def _days(series: pd.Series) -> Cells:
-    """Return dates as days from 1970; times with a zone have no date that all would agree on."""
+    """Return dates as days from 1970. Times with a zone are unusable: their date depends on the zone."""
     import pandas
 
     stamps = pandas.to_datetime(series, errors="coerce")
@@ -163,7 +163,7 @@ def _days(series: pd.Series) -> Cells:
 
 
 def _floats(series: pd.Series, copy: bool) -> Array:
-    """Return numbers as a contiguous column with NaN for missing values; it shares memory if it may."""
+    """Return numbers as a contiguous column with NaN for missing values; memory is shared unless ``copy``."""
     if not isinstance(series.dtype, np.dtype) or series.dtype.kind not in "biuf":
         return np.array(series.to_numpy(dtype=np.float64, na_value=np.nan), order="C")
     values: Array = series.to_numpy()
@@ -171,7 +171,7 @@ def _floats(series: pd.Series, copy: bool) -> Array:
         return np.array(values, dtype=np.float64, order="C")
     shared = values.view()
     try:
-        # Arrays of pandas 3 are read-only. The compiled loops take writeable arrays, and write to none.
+        # Arrays of pandas 3 are read-only. The compiled loops require writeable arrays, but do not write.
         shared.flags.writeable = True
     except ValueError:
         return values.copy()
@@ -179,7 +179,7 @@ def _floats(series: pd.Series, copy: bool) -> Array:
 
 
 def _categorical(series: pd.Series) -> Cells:
-    """Return the cells of a categorical series, which are of the type of its categories."""
+    """Return the cells of a categorical series, converted by the type of its categories."""
     import pandas
 
     codes = series.cat.codes.to_numpy().astype(np.int64)

@@ -35,8 +35,8 @@ CONVERSIONS: tuple[tuple[float, float, str], ...] = (
     (0.001, 0.0, "a thousand times the unit, such as g instead of kg"),
 )
 NEARLY_ALL = 0.95
-EDGE = 0.02  # of the range: a unit error may leave nearly all values this close to one of its ends
-FEWEST = 20  # values; fewer say little about the unit
+EDGE = 0.02  # share of the range; a unit error may leave nearly all values this close to an end
+FEWEST = 20  # fewest values that say something about the unit
 MOST_FITTING = 3
 
 
@@ -85,7 +85,7 @@ def is_outside(values: Array, low: float, high: float) -> bool:
 
 
 def is_at_edge(values: Array, low: float, high: float) -> bool:
-    """Return whether nearly all values, but for those at an end itself, are close to one end of the range."""
+    """Return whether nearly all values are close to one end of the range, leaving out those at an end."""
     known = values[~np.isnan(values) & (values != low) & (values != high)]
     if len(known) < FEWEST:
         return False

@@ -20,14 +20,14 @@ from fedtmle.model.table import Factor
 from fedtmle.model.types import Array, Bools, IntArray
 
 LAST = "_last"
-ANY, LATEST = 0, -1  # where a value is, if not in the period of that number
+ANY, LATEST = 0, -1  # places of a value that are not the number of a period
 MOST_PERIODS = 1_000  # more are probably dates or identifiers
 
 
 @final
 @dataclass(frozen=True)
 class _Layout:
-    """Where the rows of a long table go: ``person`` and ``period`` of each, both counted from 0."""
+    """The ``person`` and the ``period`` of each row of a long table, both counted from 0."""
 
     person: IntArray
     period: IntArray
@@ -43,7 +43,7 @@ class _Layout:
 
 
 class LongReader(AbstractReader):
-    """The wide reading of a long table."""
+    """Reads a long table as a wide one."""
 
     def __init__(self, long: LongTable, rows: AbstractReader) -> None:
         self._long = long
@@ -51,7 +51,7 @@ class LongReader(AbstractReader):
         for part, name in (("person", long.person), ("period", long.period)):
             if rows.names.count(name) != 1:
                 raise UnreadableError(
-                    f"the table has no column '{name}', or several, to tell the {part} of a row by",
+                    f"the table must have exactly one column '{name}' for the {part} of each row",
                     f"correct {part}",
                 )
 
@@ -71,12 +71,12 @@ class LongReader(AbstractReader):
 
     @cached_property
     def _cells(self) -> Mapping[str, Cells]:
-        """All columns: what names there are depends on the rows, and a database sends its rows once."""
+        """The cells of all columns, read together because a database sends its rows once."""
         return self._rows.read(self._rows.names)[1]
 
     @cached_property
     def _columns(self) -> list[tuple[str, tuple[str, int]]]:
-        """Each wide column by its name: the long column it comes from, and the period of its value."""
+        """The wide columns by name: the long column that each comes from, and the period of its value."""
         places = [("", ANY), (LAST, LATEST), *((str(t), t) for t in range(1, self._layout.periods + 1))]
         keys = (self._long.person, self._long.period)
         columns = [
@@ -89,7 +89,7 @@ class LongReader(AbstractReader):
 
     @cached_property
     def _layout(self) -> _Layout:
-        """Read whose row each is and in which period; refuse rows without either, and two for one period."""
+        """The person and period of each row; refuse rows that lack either, and two rows for one period."""
         period = _whole(self._cells[self._long.period], self._long.period)
         person = _identified(self._cells[self._long.person], self._long.person)
         periods = int(period.max(initial=0))
@@ -97,7 +97,7 @@ class LongReader(AbstractReader):
         twice = len(person) - len(np.unique(person * max(periods, 1) + layout.period))
         if twice:
             raise UnreadableError(
-                f"{_rows(twice)} has the person and the period of another row",
+                f"{_rows(twice)} with the person and the period of another row",
                 "give one row for each person and period",
             )
         return layout
@@ -116,7 +116,7 @@ def _whole(cells: Cells, name: str) -> IntArray:
     good = (values >= 1) & (values <= MOST_PERIODS) & (values == np.floor(values))  # NaN is not good
     bad = int(np.count_nonzero(~good))
     if bad:
-        raise UnreadableError(f"column '{name}' is no number of a period in {_rows(bad)}", fix)
+        raise UnreadableError(f"column '{name}' is not the number of a period in {_rows(bad)}", fix)
     return values.astype(np.int64)
 
 
@@ -143,7 +143,7 @@ def _identified(cells: Cells, name: str) -> IntArray:
 
 
 def _placed(cells: Cells, column: str, where: int, layout: _Layout) -> Cells:
-    """Return one value per person: that of a period, of the last row, or the one that all rows agree on."""
+    """Return one value per person: from a period, from the last row, or the one that all rows agree on."""
     if isinstance(cells, Numbers):
         rows = _chosen(cells.values, np.isnan(cells.values), column, where, layout)
         return Numbers(np.append(cells.values, np.nan)[rows])
@@ -154,7 +154,7 @@ def _placed(cells: Cells, column: str, where: int, layout: _Layout) -> Cells:
 
 
 def _chosen(values: Array | IntArray, missing: Bools, name: str, where: int, layout: _Layout) -> IntArray:
-    """Return the row that each person's value is in; -1 if there is none."""
+    """Return the row that holds each person's value, or -1 if there is none."""
     if where == LATEST:
         return layout.last
     rows = np.flatnonzero(~missing if where == ANY else layout.period == where - 1)

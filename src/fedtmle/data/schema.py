@@ -24,8 +24,8 @@ class Column:
 
     ``bounds`` are for numbers and counts. ``levels`` are for factors and binary columns; those of a binary
     column are (the name of 0, the name of 1).
-    ``outside`` is the message for values beyond the bounds, and what to do about them. ``unit`` is that of
-    the dictionary.
+    ``outside`` is the message for values beyond the bounds, and what to do about them. ``unit`` is the
+    unit in the study's dictionary.
     """
 
     name: str
@@ -45,14 +45,16 @@ class Column:
                 raise InputError(f"column '{self.name}': bounds are for numeric columns")
             low, high = self.bounds
             if math.isnan(low) or math.isnan(high) or low >= high:
-                raise InputError(f"column '{self.name}': bounds are (low, high) with low < high")
+                raise InputError(f"column '{self.name}': bounds must be (low, high) with low < high")
         if self.levels is not None:
             if self.kind in (Kind.NUMERIC, Kind.COUNT):
                 raise InputError(f"column '{self.name}': levels are for factors and binary columns")
             if not self.levels or len(set(self.levels)) != len(self.levels):
-                raise InputError(f"column '{self.name}': levels are distinct and at least one")
+                raise InputError(
+                    f"column '{self.name}': levels must be distinct, and there must be at least one"
+                )
             if self.kind is Kind.BINARY and len(self.levels) != 2:
-                raise InputError(f"column '{self.name}': a binary column has two levels, that of 0 first")
+                raise InputError(f"column '{self.name}': a binary column needs two levels, that of 0 first")
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,7 @@ class Schema:
 
     def __post_init__(self) -> None:
         if not self.columns:
-            raise InputError("a schema has at least one column")
+            raise InputError("a schema must have at least one column")
         object.__setattr__(self, "columns", tuple(dict.fromkeys(self.columns)))
         declared: dict[tuple[str, bool], Column] = {}
         for column in self.columns:

@@ -8,8 +8,8 @@ path = "infants.parquet"     # .csv or .parquet; or a `database` with `table` or
 encoding = "latin-1"         # of a .csv: utf-8 (the default), latin-1, cp1252 or utf-16
 decimal = ","                # of the numbers in a .csv, with thousands = "." if they are grouped: 1.234,5
 stream = true                # read it in batches at every pass: for a table larger than memory
-person = "id"                # of a table with one row per person and period: whose a row is,
-period = "visit"             # and of which period, 1, 2, ...; it is read as a wide table (`data.long`)
+person = "id"                # for a table with one row per person and period: the column of the person
+period = "visit"             # and that of the period, 1, 2, ...; it is read as a wide table (`data.long`)
 
 [columns]                    # study's name = hospital's; columns not mentioned keep their name
 age = "AGE_YEARS"
@@ -21,9 +21,13 @@ sex = {column = "SEX", levels = {M = "male", F = "female"}, missing = ["U", 9]}
 crp = {absent = true}        # not measured here: missing in every record, where the study allows it
 family = {column = "FAM_NO", secret = "words that the hospitals alone share"}
 
-[policy]                     # may be stricter than the package's own limits, never laxer
+[policy]                     # may be stricter than the package's own limits; laxer only with a reason
 min_rows = 50                # the keys are those of `protocol.guard.Policy`
 release = true               # this silo's own estimate may be shown
+min_arm_rows = 5             # laxer than 10: it needs the reason below, which every approval signs
+
+[policy.reasons]             # shown to all parties, in the result: nothing about records belongs here
+min_arm_rows = "rare disease; decision 12/2026 of the data protection officer"
 
 [disclosure]                 # how much of a column no study may disclose
 centre = "public.csv"        # a public table with the study's names; no silo's records
@@ -57,7 +61,7 @@ _CSV_KEYS = ("encoding", "decimal", "thousands")
 _LONG_KEYS = ("person", "period")
 _SECTIONS = ("silo", "data", "columns", "policy", "disclosure")
 _COLUMN_KEYS = ("column", "scale", "shift", "unit", "molar_mass", "levels", "missing", "secret", "absent")
-_DATE_KEYS = ("from", "to", "format")  # of the difference of two dates
+_DATE_KEYS = ("from", "to", "format")  # keys for the difference of two dates
 _TEXT_KEYS = ("column", "unit", "secret", *_DATE_KEYS)
 _DISCLOSURE_KEYS = ("centre", "column", "attributes", "min_uncertainty", "radius", "noise")
 
@@ -69,10 +73,10 @@ class ColumnMap:
     ``missing`` are codes for a missing value, such as 999 or "unknown", in the hospital's own units; they are
     removed first. ``secret`` replaces cluster identifiers by keyed digests, which are the same in every silo
     that was given the same secret. ``absent`` says that the hospital has no such column: the variable is
-    missing in all of its records, which the study must allow. ``unit`` is the hospital's, by name, from
-    which scale and shift follow; ``molar_mass`` (g/mol) is for concentrations. ``start`` and ``end`` are two
-    columns of dates, instead of ``column``: the time between them, in the unit of the dictionary; ``format``
-    is how they are written where they are text, as in "%d.%m.%Y".
+    missing in all of its records, which the study must allow. ``unit`` is the name of the hospital's
+    unit, from which scale and shift follow; ``molar_mass`` (g/mol) is for concentrations. ``start`` and
+    ``end``, given instead of ``column``, are two columns of dates: the variable is the time between them, in
+    the unit of the dictionary. ``format`` is that of dates stored as text, as in "%d.%m.%Y".
     """
 
     column: str = ""
@@ -91,29 +95,29 @@ class ColumnMap:
     def __post_init__(self) -> None:
         self._check_dates()
         if self.molar_mass is not None and not (math.isfinite(self.molar_mass) and self.molar_mass > 0):
-            raise InputError("molar_mass is a number above 0, in g/mol")
+            raise InputError("molar_mass must be a number above 0, in g/mol")
         if self.unit and (self.converts or self.levels is not None or self.is_difference):
-            raise InputError("a column has a unit by name, or scale and shift, levels or dates, not both")
+            raise InputError("a column with a unit by name can have no scale, shift, levels or dates")
         if self.molar_mass is not None and not self.unit:
-            raise InputError("molar_mass is for a unit by name, such as mg/dL")
+            raise InputError("molar_mass needs a unit by name, such as mg/dL")
         if not (math.isfinite(self.scale) and math.isfinite(self.shift)) or self.scale == 0.0:
-            raise InputError("scale and shift are finite numbers, scale not zero")
+            raise InputError("scale and shift must be finite numbers, and scale must not be zero")
         if self.levels is not None and self.converts:
-            raise InputError("a column has scale and shift or has levels, not both")
+            raise InputError("a column can have scale and shift, or levels, but not both")
         if self.levels is not None and set(self.missing) & set(self.levels):
             raise InputError("a code is both a level and missing")
         if self.secret is not None and len(self.secret) < SHORTEST_SECRET:
-            raise InputError(f"a secret has at least {SHORTEST_SECRET} characters")
+            raise InputError(f"a secret must have at least {SHORTEST_SECRET} characters")
 
     def _check_dates(self) -> None:
         if bool(self.start) != bool(self.end):
-            raise InputError("a difference of dates has both from and to")
+            raise InputError("a difference of dates needs both from and to")
         if self.format and not self.is_difference:
-            raise InputError("format is for dates, which from and to name")
+            raise InputError("format is only for dates, which from and to name")
         if self.is_difference and (self.column or self.levels is not None or self.secret is not None):
-            raise InputError("a difference of dates has from, to, format and missing, and no other key")
+            raise InputError("a difference of dates can have from, to, format and missing, and no other key")
         if not self.is_difference and not self.column:
-            raise InputError("a column has a name")
+            raise InputError("a column must have a name")
 
     @property
     def is_difference(self) -> bool:
@@ -146,7 +150,7 @@ class Database:
 
 @dataclass(frozen=True, kw_only=True)
 class CsvFile:
-    """A .csv file that is not in UTF-8, or whose numbers are not written with a decimal point."""
+    """A .csv file with the encoding and the number format that the silo file states."""
 
     path: Path
     encoding: str = "utf-8"
@@ -319,14 +323,14 @@ class _SiloFileReader:
         given = {key: value for key, value in self._section("data").items() if key in _LONG_KEYS}
         texts = {key: value for key, value in given.items() if isinstance(value, str) and value}
         for key in given.keys() - texts.keys():
-            self._add("data", key, "this is no name of a column", "write it in quotes")
+            self._add("data", key, "this is not the name of a column", "write it in quotes")
         if len(texts) == 1:
             (key,) = texts
             (other,) = set(_LONG_KEYS) - texts.keys()
             self._add("data", key, f"a long table also needs {other}", f'give {other} = "their column"')
         if texts and self.stream():
             fix = "leave out stream, or let a query of a database make the table wide"
-            self._add("data", "stream", "a long table is not read in batches", fix)
+            self._add("data", "stream", "a long table cannot be read in batches", fix)
         return texts if len(texts) == len(_LONG_KEYS) else None
 
     def stream(self) -> bool:
@@ -472,7 +476,7 @@ def _column_defects(entry: Toml) -> dict[str, str]:
     if not (
         isinstance(missing, list) and missing and all(type(code) in (str, int, float) for code in missing)
     ):
-        defects["'missing' is not a list of codes"] = 'write such as [999, "unknown"]'
+        defects["'missing' is not a list of codes"] = 'write a list such as [999, "unknown"]'
     if not isinstance(entry.get("absent", False), bool):
         defects["'absent' is neither true nor false"] = "write it without quotes"
     return defects

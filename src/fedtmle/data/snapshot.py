@@ -60,7 +60,7 @@ def open_query(source: DatabaseQuery | Snapshot) -> Iterator[AbstractReader]:
 
 
 class QueryReader(AbstractReader):
-    """The rows of a query, which are sent once."""
+    """Reads the rows of a query, which the database sends only once."""
 
     def __init__(self, pull: _Pull) -> None:
         self._pull = pull
@@ -70,7 +70,7 @@ class QueryReader(AbstractReader):
         return tuple(self._pull.schema.names)
 
     def kinds(self, names: Sequence[str]) -> dict[str, str | Unusable]:
-        """Return what the named columns hold: "number", "boolean" or "text", or nothing usable."""
+        """Return what the named columns hold: "number", "boolean", "text" or `Unusable`."""
         import pyarrow as pa
 
         kinds: dict[str, str | Unusable] = {}
@@ -93,7 +93,7 @@ class QueryReader(AbstractReader):
             return _CopyReader(connection, connection.from_arrow(table), names).read(names)
 
     def copy(self, names: Sequence[str]) -> Snapshot:
-        """Copy the named columns to a file that goes when nobody holds the `Snapshot` any more."""
+        """Copy the named columns to a file that is deleted with the last reference to the `Snapshot`."""
         source = self._pull.source
         folder = source.folder or Path(tempfile.gettempdir())
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -135,12 +135,12 @@ class QueryReader(AbstractReader):
 
 
 class _Pull:
-    """A query's rows, read by a thread of their own, so that a silent server ends in a time-out too."""
+    """Reads a query's rows in a thread of its own, so that a silent server leads to a time-out too."""
 
     def __init__(self, source: DatabaseQuery) -> None:
         self.source = source
         self._results: queue.Queue[object] = queue.Queue(maxsize=2)
-        self._goes_on = threading.Event()  # somebody wants the rows, not only their names
+        self._goes_on = threading.Event()  # set when the rows are wanted, not only the names
         self._stopped = threading.Event()
         self._deadline = time.monotonic() + source.timeout
         self._warning: str | None = None
@@ -158,7 +158,7 @@ class _Pull:
             self.schema: pa.Schema = self._next()
             if not self.schema.names:
                 raise DatabaseError(Trouble.NO_COLUMNS)
-            if self._warning is not None:  # an error where warnings are
+            if self._warning is not None:  # raises where warnings are errors
                 warnings.warn(f"{self.source.place}: {self._warning}", WriteAccessWarning, stacklevel=2)
         except BaseException:
             self._stop()
@@ -206,7 +206,7 @@ class _Pull:
             self._put(explained(error, connecting=not connected))
 
     def _put(self, result: object) -> bool:
-        """Hand a result over; False if nobody waits for it any more."""
+        """Hand a result over; return False if nobody waits for it any more."""
         while not self._stopped.is_set():
             with suppress(queue.Full):
                 self._results.put(result, timeout=0.05)
@@ -215,10 +215,10 @@ class _Pull:
 
     def _stop(self) -> None:
         self._stopped.set()
-        self._thread.join(timeout=5.0)  # a driver that cannot be interrupted is left to itself
+        self._thread.join(timeout=5.0)  # a driver that cannot be interrupted is left running
 
 
-# Arrow's types as the few that a table of a study has.
+# Arrow's types are converted to the few that a study's table can have.
 
 
 def plain_schema(columns: Sequence[tuple[int, pa.Field]]) -> pa.Schema:
@@ -229,7 +229,7 @@ def plain_schema(columns: Sequence[tuple[int, pa.Field]]) -> pa.Schema:
 
 
 def plain(array: pa.Array, field: pa.Field) -> pa.Array:
-    """Return a column as numbers, text or dates; others become empty, of a type that says what they were."""
+    """Return a column as numbers, text or dates; other types become nulls of a marker type."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -252,7 +252,7 @@ def plain(array: pa.Array, field: pa.Field) -> pa.Array:
 def _plain_batch(
     batch: pa.RecordBatch, columns: Sequence[tuple[int, pa.Field]], schema: pa.Schema
 ) -> pa.RecordBatch:
-    """Return the columns of a batch after `plain`; Arrow's errors, which may quote a value, do not go on."""
+    """Return the columns of a batch after `plain`; Arrow's errors may quote a value, so they are dropped."""
     import pyarrow as pa
 
     try:
@@ -268,12 +268,12 @@ def _plain_type(field: pa.Field) -> pa.DataType:  # noqa: PLR0911 - one return p
 
     kind = field.type
     if isinstance(kind, pa.BaseExtensionType):
-        if getattr(kind, "type_name", "") == "numeric":  # PostgreSQL's, which the driver gives as text
+        if getattr(kind, "type_name", "") == "numeric":  # the driver gives PostgreSQL's numeric type as text
             return pa.float64()
         return pa.string() if str(kind) == "extension<arrow.uuid>" else pa.binary()
     if pa.types.is_dictionary(kind):
         return _plain_type(pa.field(field.name, kind.value_type))
-    if _postgres_type(field) == "money":  # cents or not: only its locale knows
+    if _postgres_type(field) == "money":  # the server's locale decides whether it is in cents
         return pa.binary()
     if pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_null(kind):
         return kind
@@ -345,7 +345,7 @@ _PREFIX = "copied-rows-"
 
 
 def _lock(handle: int) -> bool:
-    """Hold a file for this process; False if another one does."""
+    """Lock a file for this process; return False if another one has locked it."""
     try:
         import fcntl
 
@@ -395,7 +395,7 @@ def _extract(source: DatabaseQuery, path: Path) -> Snapshot:
         raise UnreadableError(f"the extract '{path.name}' was changed since it was written", again)
     if query != _query_digest(source):
         raise UnreadableError(
-            f"the extract '{path.name}' was made by another query than the silo file has", again
+            f"the extract '{path.name}' was made by a query other than the one in the silo file", again
         )
     return Snapshot(path, names)
 

@@ -76,7 +76,7 @@ def load(
     absent = [column for column in schema.columns if _is_absent((mapping or {}).get(column.name))]
     for name in dict.fromkeys(column.name for column in absent if not column.may_be_missing):
         defects.add(
-            f"column '{name}' is absent by the silo file, and the study needs it",
+            f"the silo file declares column '{name}' absent, but the study needs it",
             "give the column, or let the study declare what to do where it is missing",
             column=name,
         )
@@ -93,7 +93,7 @@ def load(
         defects.add(error.message, _fix(error, named_by), line=error.line)
     defects.raise_if_any()
     if table is None:
-        raise AssertionError("a table that cannot be read has a defect")
+        raise AssertionError("no defect was recorded for a table that cannot be read")
     return with_absent(table, absent)
 
 
@@ -163,7 +163,7 @@ def read_cells(source: object) -> tuple[int, Mapping[str, Cells]]:
     except UnreadableError as error:
         defects.add(error.message, error.fix, line=error.line)
     defects.raise_if_any()
-    raise AssertionError("a table that cannot be read has a defect")
+    raise AssertionError("no defect was recorded for a table that cannot be read")
 
 
 def check_readable(silo: SiloFile) -> None:
@@ -186,7 +186,7 @@ def _fix(error: UnreadableError, named_by: Path | None) -> str:
 
 
 def silo_file_of(path: Path, silo: str) -> SiloFile:
-    """Return the silo file at ``path``; its defects are those of ``silo``."""
+    """Return the silo file at ``path``; its defects name ``silo``."""
     try:
         return read_silo_file(path)
     except DataErrors as errors:
@@ -223,10 +223,10 @@ def _maps(schema: Schema, mapping: Mapping[str, ColumnMap | str], defects: Defec
 
 
 def _in_our_unit(mapped: ColumnMap, unit: str) -> ColumnMap:
-    """Return the column with the scale and shift that its unit by name, or a difference of dates, means."""
+    """Return the column with the scale and shift that follow from its named unit or difference of dates."""
     if mapped.is_difference:
         if mapped.converts:
-            raise InputError("is a difference of dates, which has no scale; the dictionary's unit decides")
+            raise InputError("is a difference of dates, which has no scale; its unit is the dictionary's")
         if time_unit(unit) is None:
             raise InputError(
                 f"is a difference of dates, and the dictionary's unit is {unit or 'not declared'}; declare "
@@ -328,7 +328,7 @@ class Columns:
 
 
 def _cache_reach(numbers: Numbers) -> None:
-    """Compute the largest magnitude, which the column caches; columns are looked at in parallel."""
+    """Compute and cache the column's largest magnitude; called for several columns in parallel."""
     numbers.reach  # noqa: B018
 
 
@@ -403,9 +403,9 @@ def _file_version(file: Path) -> tuple[int, int]:
 def streamed(batches: Batches, defects: Defects) -> StreamedTable:
     """Return the table behind ``batches``, after one pass that adds its defects to ``defects``."""
     n_rows = 0
-    counts: dict[str, Counter[str]] = {}  # of each factor's labels
-    seen: dict[str, set[tuple[str, ...]]] = {}  # the levels of its batches
-    digests: dict[str, hashlib.blake2b] = {}  # by column, so that the size of batches does not matter
+    counts: dict[str, Counter[str]] = {}  # rows by label of each factor
+    seen: dict[str, set[tuple[str, ...]]] = {}  # levels of each factor in each batch
+    digests: dict[str, hashlib.blake2b] = {}  # one per column, so that the size of batches does not matter
     for batch, of_batch in batches():
         defects.merge(of_batch)
         n_rows += batch.n_rows
@@ -416,7 +416,7 @@ def streamed(batches: Batches, defects: Defects) -> StreamedTable:
             counts.setdefault(name, Counter()).update(dict(zip(factor.levels, factor.counts, strict=True)))
             hashed = np.array([_hash(level) for level in factor.levels] + [0], dtype=np.uint64)
             digests.setdefault(f"factor {name}", hashlib.blake2b()).update(hashed[factor.codes].data)
-    # Declared levels are those of every batch, in the study's order; others are sorted, as in one table.
+    # Declared levels are the same in every batch, in the study's order. Others are sorted, as in one table.
     levels = {
         name: next(iter(seen[name])) if len(seen[name]) == 1 else tuple(in_order(rows))
         for name, rows in counts.items()

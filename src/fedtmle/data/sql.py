@@ -142,7 +142,7 @@ class FloorOf:
 @final
 @dataclass(frozen=True)
 class GroupingOf:
-    """The columns that a row of `each_by_itself` is not grouped by, as bits; the first one's is highest."""
+    """A bit per column, the first being highest; 1 if the row of `each_by_itself` is not grouped by it."""
 
     columns: tuple[Ref, ...]
 
@@ -159,7 +159,7 @@ class InSelect:
 @final
 @dataclass(frozen=True)
 class InValues:
-    """Whether an expression is one of some integers."""
+    """Whether an expression is one of the given integers."""
 
     operand: Expression
     values: tuple[int, ...]
@@ -449,8 +449,8 @@ class DuckDB(Dialect):
 
 @final
 class PostgreSQL(Dialect):
-    """PostgreSQL's SQL. Whether a backslash escapes depends on a server's setting, so that a literal with
-    one is written in the form that does not."""
+    """PostgreSQL's SQL. Whether a backslash escapes in a plain literal depends on a server's setting, so a
+    literal with a backslash is written as an escape string, which does not depend on it."""
 
     name = "postgresql"
     types: ClassVar[dict[SqlType, str]] = {

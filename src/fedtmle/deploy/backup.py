@@ -51,8 +51,8 @@ class Restored:
 
     put_back: list[str]
     kept: list[str]  # intact and at least as new as in the backup
-    closed: list[str]  # plans that the silo answers no more
-    unknown: bool  # whether plans may have been answered of which nothing is left here
+    closed: list[str]  # plans that the silo no longer answers
+    unknown: bool  # whether the silo may have answered plans of which it has no record
 
 
 def back_up(kit: Kit, target: Path) -> int:
@@ -203,7 +203,7 @@ def _read(archive: Path) -> tuple[Document, dict[str, bytes]]:
 
 
 def _merge(files: Mapping[str, bytes], folder: Path, aside: Path) -> tuple[list[str], list[str]]:
-    """Put files back that are missing, damaged or older in place; return those, and those that were kept."""
+    """Restore files that are missing, damaged or older than the backup; return those, and the ones kept."""
     history = _grown(files, folder)
     put_back, kept = [], []
     for name, data in files.items():
@@ -232,7 +232,7 @@ def _grown(files: Mapping[str, bytes], folder: Path) -> set[str]:
 
 
 def _follows(name: str) -> str:
-    """Return the file that grows with which this one belongs together, itself if there is none."""
+    """Return the growing file that this file belongs to, or the file itself."""
     path = PurePosixPath(name)
     if path.suffix == ".head":
         return str(path.with_suffix(".jsonl"))

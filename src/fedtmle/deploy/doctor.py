@@ -18,7 +18,7 @@ from fedtmle.data import check_readable, read_silo_file
 from fedtmle.deploy.kits import Kit, Role
 from fedtmle.deploy.policy import AUTHORIZATION, CLASSES, COMMUNICATION, POSTS
 from fedtmle.deploy.presence import presence
-from fedtmle.deploy.processes import running
+from fedtmle.deploy.processes import running, wait_until
 from fedtmle.deploy.tunnel import ProxyError, connected, proxy_for
 from fedtmle.engine.post import approvals_of, last_contact, silo_folder
 from fedtmle.errors import FedTMLEError
@@ -31,6 +31,7 @@ EXPIRY_NOTICE = 30  # days before the end of a certificate
 MAX_SKEW = 60.0  # seconds between this clock and the server's
 MIN_FREE = 100 << 20  # bytes
 LONGEST_SILENCE = 30.0  # seconds
+CONNECTING = 30.0  # seconds after its start in which a silo may still be connecting
 SLOW_NAME = 3.0  # seconds to find the server's address
 REPAIR = "restore the file from your backup"
 NEW_KIT = "ask the coordinator for a new kit"
@@ -54,11 +55,22 @@ def examine(kit: Kit) -> list[Finding]:
     """Return all findings, in the order in which to fix them."""
     checks: list[Callable[[Kit], Iterable[Finding]]] = [_versions, _key, _certificates, _policy]
     if kit.role is Role.SILO:
+        _await_contact(kit)
         checks += [_clock, _silo_data, _ledger]
     if kit.role is not Role.ADMIN:
         checks += [_engine]
     checks += [_disk, _server]
     return [finding for check in checks for finding in check(kit)]
+
+
+def _await_contact(kit: Kit) -> None:
+    """Give a silo that was started just now the time to hear its server."""
+    supervisor = running(kit)
+    if supervisor is not None:
+        started = supervisor.create_time()
+        wait_until(
+            lambda: last_contact(kit.home).get("heard", 0.0) > started, CONNECTING - (time.time() - started)
+        )
 
 
 def _finding(item: str, detail: str, fix: str = "") -> Finding:
@@ -234,7 +246,7 @@ def _engine(kit: Kit) -> Iterator[Finding]:
     contact = last_contact(kit.home)
     if not contact or time.time() - float(contact["heard"]) > LONGEST_SILENCE:
         when = f"since {_stamp(contact['heard'])}" if contact else "yet"
-        fix = "look at the finding about the server below"
+        fix = f"look at the finding about the server below, then into {kit.home / 'engine.log'}"
         yield _finding("engine", f"{up}; the server has not been heard {when}", fix)
         return
     theirs, ours = str(contact["version"]), metadata.version("fedtmle")

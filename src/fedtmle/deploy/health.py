@@ -78,7 +78,7 @@ def samples(kit: Kit) -> list[Sample]:
 
 
 def is_well(read: Iterable[Sample]) -> bool:
-    """Return whether a party's engine runs; a silo that its server does not answer is well all the same."""
+    """Return whether a party's engine runs; a silo is well even if its server does not answer."""
     return any(sample.name == "up" and sample.value == 1 for sample in read)
 
 

@@ -47,7 +47,7 @@ COMMUNICATION = {
             ["grpc.max_receive_message_length", MAX_FRAME],
             ["grpc.keepalive_time_ms", 20_000],
             ["grpc.keepalive_timeout_ms", 10_000],
-            # Else a keepalive waits, for 60 s, for the answer to a ping with which gRPC measures bandwidth.
+            # Otherwise a keepalive waits up to 60 s for the answer to gRPC's own bandwidth ping.
             ["grpc.http2.ping_timeout_ms", 10_000],
             ["grpc.keepalive_permit_without_calls", 1],
             ["grpc.http2.max_pings_without_data", 0],

@@ -44,7 +44,7 @@ def _recorded(path: Path) -> psutil.Process | None:
 
 
 def record_engine(kit: Kit, pid: int) -> None:
-    """Record the engine's process; without the record, as on a full disk, it runs all the same."""
+    """Record the engine's process; if that fails, as on a full disk, the engine runs anyway."""
     with suppress(OSError, psutil.NoSuchProcess):
         write_document(engine_record(kit), asdict(Process.of(pid)))
 

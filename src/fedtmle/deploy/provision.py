@@ -23,7 +23,7 @@ from fedtmle.errors import InputError
 from fedtmle.runtime.documents import Document, read_document, write_document
 
 DISPATCHER = "dispatcher@fedtmle.org"
-NO_RIGHTS = "member"  # the engine's role of statisticians: our office alone hears them
+NO_RIGHTS = "member"  # the engine's role of statisticians: only our office answers them
 _RESERVED = ("admin", "dispatcher")
 
 

@@ -120,7 +120,7 @@ class RemoteRuns(Runs):
             self._cell = None
 
     def _copy(self, run: RunFolder, file: str, target: Path) -> None:
-        """Append to the kit's copy of a file what the server's has more."""
+        """Append to the kit's copy of a file what the server has added to it."""
         whole = file == "result"  # a result appears in one step, or not at all
         path = target.with_suffix(".part") if whole else target
         offset = path.stat().st_size if path.exists() else 0

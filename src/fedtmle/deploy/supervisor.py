@@ -1,6 +1,6 @@
 """The supervisor of a party's engine: start it, restart it if it dies, end everything when asked.
 
-`fedtmle silo run` and `fedtmle server run` are it; `start` runs it in the background:
+`fedtmle silo run` and `fedtmle server run` run it; `start` runs it in the background:
 
 python -m fedtmle.deploy.supervisor <kit>
 """
@@ -26,7 +26,7 @@ from fedtmle.deploy.processes import descendants, end, engine_command, engine_en
 from fedtmle.deploy.validity import invalidity_now
 from fedtmle.engine.logs import tidy
 
-RESTART_PAUSE = 1.0  # seconds; doubled after each brief life of the engine
+RESTART_PAUSE = 1.0  # seconds; doubled each time the engine ends within `BRIEF_LIFE`
 LONGEST_PAUSE = 30.0  # seconds
 TIDY_EVERY = 600.0  # seconds
 LOOK_EVERY = 10.0  # seconds between two looks at certificates that are not valid
@@ -37,7 +37,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 def supervise(kit: Kit) -> int:
     """Run until asked to end; return the exit code.
 
-    An engine that keeps dying soon after its start, as on a full disk, is started again ever more slowly.
+    If the engine keeps ending soon after its start, as on a full disk, the pauses get longer.
     """
     adopt_orphans()
     for name in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -70,7 +70,10 @@ def supervise(kit: Kit) -> int:
 
 
 def next_pause(pause: float, *, lived: float) -> float:
-    """Return the seconds before the next start of an engine that ``lived`` so many, after the last pause."""
+    """Return the seconds to wait before the engine is started again.
+
+    ``pause`` is the last wait, and ``lived`` the seconds for which the engine then ran.
+    """
     return min(2.0 * pause, LONGEST_PAUSE) if lived < BRIEF_LIFE else RESTART_PAUSE
 
 

@@ -73,7 +73,7 @@ class Coordination:
         self._events = EventLog(self._folder.events)
 
     def carry_out(self, connect: Connect) -> None:
-        """Run to an end, which the status tells."""
+        """Run until the run ends; the status says how."""
         try:
             terms = self._folder.terms()
             file = self._check(terms)
@@ -84,7 +84,7 @@ class Coordination:
                 self._run(gathered, file, journal)
         except MoveError as error:
             self._events.failed(error)
-            _log.warning("%s", error)  # cancelled, or taken over: the status is no longer ours
+            _log.warning("%s", error)  # the run was cancelled or taken over: do not write its status
         except DeadlineError as error:
             self._lose(error.full_text, error)
         except (FedTMLEError, OSError) as error:
@@ -214,7 +214,7 @@ class Coordination:
         if report.round > self._reached:
             self._news["lost"] = 0  # this attempt got further than those before
         if report.absent != self._absent:
-            for silo in report.absent.keys() - self._absent.keys():  # it refused when it was asked to open
+            for silo in report.absent.keys() - self._absent.keys():  # the silo refused to open
                 self._events.silo(silo, "refused", report.absent[silo])
             self._absent = dict(report.absent)
             self._note(now=True, absent=self._absent)

@@ -35,8 +35,8 @@ from fedtmle.runtime.documents import read_document, write_document
 _log = logging.getLogger("fedtmle.server")
 FRESH = 4 * POST_EVERY  # seconds after its last report for which a silo counts as connected
 START_LIMIT = 180.0  # seconds for the engine to start a job's process
-GRACE = 60.0  # seconds after the server's start in which no run's patience ends: silos are connecting
-MAX_LOST = 20  # attempts in a row without a new round, after which a person has to look
+GRACE = 60.0  # seconds after the server's start before any run's patience ends: silos are still connecting
+MAX_LOST = 20  # consecutive attempts without a new round, after which the run stops
 LONGEST_PAUSE = 15.0  # seconds between two attempts
 TEXTS_PER_NOTICE = 8
 NOT_CONNECTED = "not connected"
@@ -62,7 +62,7 @@ class Jobs(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Heard:
-    """A silo's last report, and when it came by two clocks: one that never jumps, one for people."""
+    """A silo's last report, and when it came, by the monotonic and by the wall clock."""
 
     report: SiloReport
     at: float
@@ -227,7 +227,7 @@ class Dispatcher:
             self._lose(run, status, f"the engine did not start the run within {START_LIMIT:g} s")
 
     def _restarted(self, run: RunFolder) -> str:
-        """Return a silo whose engine, and with it its part of the job, is no longer that of the start."""
+        """Return a silo whose engine was restarted since the job began, and so lost its part of the job."""
         sites = run.terms().sites
         for silo, engine in self._engines.get(run.name, {}).items():
             heard = self._heard.get(sites[silo])
@@ -265,7 +265,7 @@ def lose(run: RunFolder, status: RunStatus, why: str, **news: Any) -> RunStatus:
 
 
 def reason(words: str) -> str:
-    """Return why a silo is absent, for readers of the result; what its own log has is of no use to them."""
+    """Return why a silo is absent, for readers of the result, without references to the silo's own log."""
     return words.partition(";")[0]
 
 

@@ -87,7 +87,7 @@ class Endpoint:
         except DecodeError:
             return Declined.FAULT
         if not self._lock.acquire(timeout=BUSY_AFTER):
-            return Waiting.ANSWER  # the server asks again, and the finished answer is there
+            return Waiting.ANSWER  # the server asks again, and then gets the finished answer
         try:
             state = self._state()
             if request is None or self._silo is None:

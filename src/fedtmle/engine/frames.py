@@ -37,7 +37,7 @@ class Declined(enum.StrEnum):
     ROSTER = "the plan's roster does not list it under this name"
     PLAN = "the study of the job is not that of the announced plan"
     STUDY = "its version of fedtmle cannot read the study"
-    CONFIGURATION = "its silo file is missing or wrong; its own log has the details"
+    CONFIGURATION = "its silo file or approvals are missing or damaged; its own log has the details"
     DATA = "its data cannot be used for this study; its own log has the details"
     CHANGED = "its data changed since its owner approved the plan; the owner has to approve it again"
     JOURNAL = "its journal or ledger is lost, damaged or cannot be written; its own log says which"

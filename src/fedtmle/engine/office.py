@@ -24,7 +24,7 @@ from fedtmle.errors import DecodeError, FedTMLEError, InputError
 from fedtmle.runtime.documents import read_document
 from fedtmle.studyfile.file import StudyFile, file_plan, read_study
 
-COORDINATOR = "admin@fedtmle.org"  # the engine wants the form of an address; it is nobody's
+COORDINATOR = "admin@fedtmle.org"  # the engine requires the form of an address; no such mailbox exists
 PIECE = 1 << 20  # bytes of a file in one reply
 AGAIN = "to run the study again, change its seed and have the new plan approved"
 
@@ -171,7 +171,7 @@ class Office:
             )
 
     def _find(self, sender: str, name: str) -> RunFolder:
-        """Return a run of this sender; one of somebody else does not exist for them."""
+        """Return a run of this sender; the runs of others are reported as absent."""
         try:
             run = RunFolder.named(self._runs, name)
             if sender == COORDINATOR or run.terms().owner == sender:

@@ -40,7 +40,7 @@ class Standing(enum.StrEnum):
     READY = "ready"
     APPROVAL = "waiting for its owner's approval"
     REJECTED = "its owner rejected the plan"
-    CONFIGURATION = "its silo file is missing or wrong; its own log has the details"
+    CONFIGURATION = "its silo file or approvals are missing or damaged; its own log has the details"
 
 
 class SiloReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -108,8 +108,8 @@ class Desk:
         self._version = version
         self._clock = clock
         self._engine = secrets.token_hex(8)
-        self._open = self._held()  # until the server says which are open
-        self._since = 0.0  # when the server was first heard without a break
+        self._open = self._held()  # until the server sends the list of open plans
+        self._since = 0.0  # since when the server has been heard without interruption
         self._heard = 0.0
 
     def _held(self) -> list[str]:

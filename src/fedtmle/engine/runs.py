@@ -82,7 +82,7 @@ class RunState(StrEnum):
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing happens any more unless a person acts."""
+        """Whether the run stays as it is unless a person acts."""
         return self in (RunState.DONE, RunState.STOPPED, RunState.CANCELLED)
 
 
@@ -95,7 +95,7 @@ class Move(StrEnum):
     RUN = "run"  # every silo is ready
     LOSE = "lose"  # the job is gone, or a silo is; the server starts another when all are back
     FINISH = "finish"
-    FAIL = "fail"  # a silo refused, or something is wrong that time does not mend
+    FAIL = "fail"  # a silo refused, or there is an error that waiting does not fix
     RESUME = "resume"  # a person looked at it
     CANCEL = "cancel"
 
@@ -261,7 +261,7 @@ class RunFolder:
 
 
 def process_ended(status: RunStatus) -> str:
-    """Return why a run waits whose process is gone."""
+    """Return why a run whose process has ended is waiting."""
     where = f" in round {status.round}" if status.round else ""
     return f"the server's process for this run ended{where}; the run goes on by itself"
 

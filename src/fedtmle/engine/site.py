@@ -7,10 +7,14 @@ import logging
 import os
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
+import psutil
+
+from fedtmle.engine.alive import Process
 from fedtmle.engine.endpoint import Endpoint
 from fedtmle.engine.frames import Declined, Waiting, unsealed
 from fedtmle.engine.post import LONGEST_STUDY, studies_folder
@@ -27,6 +31,7 @@ from fedtmle.studyfile.file import StudyFile, file_plan, read_study
 
 _log = logging.getLogger("fedtmle.silo")
 LOCK_WAIT = 60.0  # seconds for an earlier process of this silo to end
+LOCK_GRACE = 5.0  # seconds after which it is ended
 
 
 class _DeclinesError(Exception):
@@ -67,7 +72,8 @@ def _open(kit: Path, site: str, text: bytes, announced: bytes) -> Endpoint:
     def open_silo() -> Silo:
         kernels.exp(0.0)  # load the compiled kernels while no round waits for them
         held.callback(os.close, _lock(home.journal_path(plan).with_suffix(".lock")))
-        keeper = home.keeper(plan)
+        approved = home.as_approved(plan)
+        keeper = approved.keeper(plan)
         held.callback(keeper.close)
         # Nobody could check a signature for which the plan has no key.
         signs = any(member.name == name and member.key for member in plan.roster)
@@ -75,7 +81,7 @@ def _open(kit: Path, site: str, text: bytes, announced: bytes) -> Endpoint:
         decision = home.approvals.current().get(plan.digest.hex())
         expected = "" if decision is None else decision.data
         try:
-            return open_party(plan, name, home.file, keeper=keeper, expected=expected, home=home)
+            return open_party(plan, name, approved.file, keeper=keeper, expected=expected, home=approved)
         except ChangedDataError:
             if keeper.ledger is not None:
                 keeper.ledger.add(
@@ -199,18 +205,43 @@ def _keep(home: Home, plan: Plan) -> Callable[[LocalOutcome], None]:
 
 
 def _lock(path: Path) -> int:
-    """Lock the journal of a plan for this process; the lock ends with the handle, and so with the process."""
+    """Lock the journal of a plan for this process; the lock ends with the handle, and so with the process.
+
+    A silo that the server could not reach keeps its process for an earlier job of the run, and the engine may
+    take minutes to end it. The server has started another job since, so the earlier one is ended here. It
+    recorded its answers before it sent them: nothing is lost.
+    """
     handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    until = time.monotonic() + LOCK_WAIT
+    began = time.monotonic()
     while True:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return handle
         except BlockingIOError:
-            if time.monotonic() > until:
+            waited = time.monotonic() - began
+            if waited > LOCK_WAIT:
                 os.close(handle)
                 raise JournalError(f"{path}: another process of this silo is running this plan") from None
+            if waited > LOCK_GRACE:
+                _end_holder(handle)
             time.sleep(0.2)
+        else:
+            with suppress(OSError):  # on a full disk the journal says so
+                os.ftruncate(handle, 0)
+                os.pwrite(handle, msgspec.json.encode(Process.here()), 0)
+            return handle
+
+
+def _end_holder(handle: int) -> None:
+    """Kill the process that is recorded in a lock, unless it is this one."""
+    try:
+        holder = msgspec.json.decode(os.pread(handle, 1000, 0), type=Process)
+    except msgspec.MsgspecError:
+        return
+    found = holder.find()
+    if found is not None and found.pid != os.getpid():
+        _log.warning("the process for an earlier job of this run is still there; it is ended")
+        with suppress(psutil.Error):
+            found.kill()
 
 
 def _no_silo() -> Silo:

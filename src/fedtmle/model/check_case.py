@@ -19,7 +19,7 @@ from fedtmle.model.types import Array, IntArray, Part, unpack
 ROUNDING = 2.0**-44  # of a mean of computed terms, relative to the largest
 SAMPLE = 50  # rows that are checked one by one
 POINTS = 3  # random fluctuations tried
-USEFUL = 1e-4  # a tolerance above this share of what it bounds checks nothing
+USEFUL = 1e-4  # a tolerance above this share of the quantity that it bounds would check nothing
 STEPS = range(3, 11)  # differences are taken over 2^-3, ..., 2^-10 of a scale
 WEIGHT = (
     2**10

@@ -1,4 +1,4 @@
-"""How few people a combination of told sums can be made of.
+"""How few people a combination of disclosed sums can rest on.
 
 An answer tells sums of rows t_i, and with them every linear combination sum_i a . t_i. The share of person i
 in the sum of squares behind a combination, at its largest over all a, is the leverage
@@ -36,7 +36,7 @@ import numpy as np
 from fedtmle.model.families import Family
 from fedtmle.model.types import Array, IntArray, Part
 
-RESOLUTION = 1e-13  # relative size below which a direction of unit columns is rounding of the arithmetic
+RESOLUTION = 1e-13  # relative size below which a direction of unit columns is only rounding error
 AMBIGUOUS = 1e-10  # eigenvalues of unit columns' S below which the rows are read once more
 FIRST_LOOK = 1 << 11  # rows after which a bound of all leverages is tried for the first time
 OWN_SHARES = (0.0, 0.25, 0.5, 0.75)  # of the own S in a lower bound of the pooled one
@@ -57,7 +57,7 @@ Pieces = Callable[[], Iterable[PersonRows]]
 @final
 @dataclass(frozen=True)
 class RowSpace:
-    """The metric of a space of told numbers: S^-1 = W W^T on the span of S, W of shape (p, rank).
+    """The metric of a space of disclosed numbers: S^-1 = W W^T on the span of S, W of shape (p, rank).
 
     The rows that are judged lie in the span.
     """

@@ -137,7 +137,7 @@ class AbstractModel(ABC, Generic[Law, Rows]):
 
     @abstractmethod
     def submodel(self, law: Law, rows: Rows) -> AbstractSubmodel:
-        """Return p^k(.) as these rows see it."""
+        """Return the submodel p^k(.) evaluated on these rows."""
 
     @abstractmethod
     def normaliser(self, law: Law) -> AbstractNormaliser:

@@ -30,7 +30,7 @@ class AbstractStatistic(ABC, Generic[Piece]):
     @property
     @abstractmethod
     def label(self) -> str:
-        """What is computed, in words that a silo's owner reads."""
+        """A description of what is computed, for the silo's owner."""
 
     def over(self, rows: Any, work: Callable[[Piece], Result]) -> Iterable[Result]:
         """Return ``work`` of consecutive pieces of the rows; by default of all rows as one piece."""
@@ -153,7 +153,7 @@ class AbstractBins(AbstractStatistic[Piece]):
 
     @property
     def on_a_scale(self) -> bool:
-        """Whether neighbouring bins are of similar values, so that one of a few people may join the next."""
+        """Whether bins are ordered by value, so that a bin of few people may be merged with a neighbour."""
         return False
 
     @property

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TypeVar, final
+from typing import Generic, TypeVar, final
+from weakref import ref
 
 import numpy as np
 
@@ -219,24 +220,41 @@ def _in_silo(table: Table, silo: str, silos: tuple[str, ...]) -> Table:
     return table.with_factor(SILO, Factor(codes, silos))
 
 
-class LastTable:
-    """Remembers the last table in memory that a view was asked about, and what the view showed of it."""
+class PerTable(Generic[Result]):
+    """Remembers what was computed of a table in memory, for as long as the table exists.
+
+    The silos of one process may share the problem or the view that remembers it. As a field it has
+    ``init=False``, so that `dataclasses.replace` gives the changed copy a memory of its own.
+    """
 
     def __init__(self) -> None:
-        self._last: tuple[Table, Table] | None = None
+        self._kept: dict[int, tuple[ref[Table], Result]] = {}  # by the table's identity
 
-    def through(self, rows: AnyTable, work: Callable[[Table], Table]) -> AnyTable:
-        """Return ``work`` of the rows. Streamed rows are transformed as they are read."""
-        if isinstance(rows, StreamedTable):
-            read = rows.read
-            return replace(rows, read=lambda: (work(batch) for batch in read()))
-        if self._last is None or self._last[0] is not rows:
-            self._last = rows, work(rows)
-        return self._last[1]
+    def of(self, table: Table, work: Callable[[Table], Result]) -> Result:
+        """Return ``work(table)``, computed once; it must not refer to the table itself."""
+        key = id(table)
+        if key not in self._kept:
+            this, result = ref(self), work(table)
 
-    def forget(self) -> None:
-        """Let the tables go."""
-        self._last = None
+            def let_go(_: object) -> None:
+                cache = this()
+                if cache is not None:
+                    cache._kept.pop(key, None)
+
+            self._kept[key] = ref(table, let_go), result
+        return self._kept[key][1]
+
+    def forget(self, table: Table) -> None:
+        """Let what was computed of a table go."""
+        self._kept.pop(id(table), None)
+
+
+def seen_through(cache: PerTable[Table], rows: AnyTable, work: Callable[[Table], Table]) -> AnyTable:
+    """Return ``work`` of the rows. Streamed rows are transformed as they are read."""
+    if isinstance(rows, StreamedTable):
+        read = rows.read
+        return replace(rows, read=lambda: (work(batch) for batch in read()))
+    return cache.of(rows, work)
 
 
 def over_blocks(table: AnyTable, work: Callable[[Table], Result]) -> Iterator[Result]:

@@ -38,7 +38,7 @@ from fedtmle.protocol.query import (
     ViewedTerms,
 )
 
-STEP = 1e-4  # of a column's spread, for the few sums whose columns are known by their values alone
+STEP = 1e-4  # step of central differences, relative to the column's standard deviation
 Terms = Callable[[object], Array]  # rows -> (p, N)
 Tangents = Callable[[object, str], Array]  # rows, coordinate -> (p, N)
 
@@ -88,7 +88,7 @@ class Submodels:
         return self._tangents[id(rows), name]
 
     def _at(self, model: object, law: object) -> Chart:
-        """Return the model's chart, and forget what was built at another law."""
+        """Return the model's chart, and drop the submodels and tangents of another law."""
         chart = self.chart(model)
         if self._chart is not chart or self._law is not law:
             self._chart, self._law, self._submodels, self._tangents = chart, law, {}, {}
@@ -96,7 +96,7 @@ class Submodels:
 
 
 def single(answered: Sequence[AnsweredQuery]) -> list[AnsweredQuery]:
-    """Return the same answers, with rounds that held several queries taken apart, without declined ones."""
+    """Return the answers with one query each: rounds of several are split, declined queries left out."""
     return [
         AnsweredQuery(query=query, answer=answer)
         for asked in answered
@@ -154,7 +154,7 @@ def _evaluated(term: RowTerms, local: Local, base: object, submodels: Submodels)
                 tangents=lambda rows, name: chart.closing_terms_tangent(term.law, rows, name),
             )
         case ViewedTerms():
-            # What a view makes of a row may depend on all of its values, so differences are taken.
+            # A view may use all values of a row, so its derivatives are central differences.
             seen = local.through(term.view)
             inner = _evaluated(term.terms, seen, term.view.of(base), submodels)
             return _numeric(lambda rows: inner.terms(term.view.of(rows)))
@@ -197,7 +197,7 @@ def _curvature_bound(submodel: AbstractRowsSubmodel) -> Array:
 
 
 def _numeric(terms: Terms) -> _Evaluated:
-    """Return terms of a table that are known by their values alone, with central differences."""
+    """Return terms of a table whose derivatives are central differences."""
 
     def tangents(rows: object, name: str) -> Array:
         if not isinstance(rows, Table):

@@ -28,7 +28,7 @@ from fedtmle.privacy.answers import Explained, Submodels, explain, single
 from fedtmle.privacy.modulus import Compressed, coordinate_moduli, direction_modulus, require_at_least_zero
 from fedtmle.protocol.query import AnsweredQuery, Local
 
-ROUNDING = 2.0**-50  # of the largest term: what doubles leave open where the grid is finer than they are
+ROUNDING = 2.0**-50  # relative to the largest term: rounding of doubles, where the grid is finer than that
 LINEAR = 1e-9  # remainder over slope times rho below which an answer is linear in the column
 LARGEST_ENUMERATION = 1 << 12  # values of a discrete column
 SAMPLE = 20_000  # rows from which the sampling prior's covariances are taken, evenly spaced
@@ -115,16 +115,16 @@ def audit(
     noise: float = 0.0,
     progress: Callable[[int], None] | None = None,
 ) -> Audit:
-    """Return what ``answered`` discloses of each column to each attacker; nothing here leaves the silo.
+    """Return what ``answered`` discloses about each column to each attacker; nothing leaves the silo.
 
-    ``local`` and ``rows`` are the silo's rows, as a query sees them and as they are; ``noise`` is the
+    ``rows`` are the silo's rows, and ``local`` are the same rows as a query sees them; ``noise`` is the
     declared norm of all errors together; ``progress`` is called with the number of answers done.
     """
     require_at_least_zero(noise=noise)
     N = local.n_rows
     tallies = [_tally(column, rows, N) for column in columns]
     sampled = np.arange(0, N, max(1, math.ceil(N / SAMPLE)))
-    span = Compressed(len(sampled))  # of the answers' terms over the sampled rows
+    span = Compressed(len(sampled))  # the span of the answers' terms over the sampled rows
     labels: dict[str, int] = {}
     uncovered: dict[str, int] = {}
     numbers = 0
@@ -169,7 +169,7 @@ def audit(
 
 
 class _AbstractTally(ABC, Generic[Rows]):
-    """What the answers so far disclose of one column, and the findings that follow."""
+    """The disclosure about one column by the answers so far."""
 
     is_discrete: ClassVar[bool]
 
@@ -184,7 +184,7 @@ class _AbstractTally(ABC, Generic[Rows]):
 
     @abstractmethod
     def add(self, explained: Explained, terms: Array, rows: Rows, noise: float) -> None:
-        """Count in one answer; ``terms`` are those of the true rows."""
+        """Add one answer; ``terms`` are its terms at the true rows."""
 
     @abstractmethod
     def others(self, noise: float) -> ColumnRisk:
@@ -195,7 +195,10 @@ class _AbstractTally(ABC, Generic[Rows]):
         """Return the risk if the attacker knows every other column; None if it is not computed."""
 
     def sampling(self, span: Compressed, sampled: IntArray) -> ColumnRisk:
-        """Return the risk of the best linear prediction: of the column's mean R^2, of one record R^2/N_m."""
+        """Return the risk of the best linear prediction.
+
+        It explains R^2 of the variance of the column's mean, and R^2/N_m of that of one record.
+        """
         phi = self.phi[sampled]
         phi = np.where(np.isnan(phi), np.nanmean(phi), phi)
         centred = phi - phi.mean()
@@ -203,7 +206,7 @@ class _AbstractTally(ABC, Generic[Rows]):
         _, right = span.basis()
         explained = float(((right @ centred) ** 2).sum()) / total if total > 0 else 0.0
         explained = min(1.0, explained)
-        if explained > 1 - 1e-9:  # a column that the answers sum: they determine its mean
+        if explained > 1 - 1e-9:  # the column is in the span: the answers determine its mean
             explained = 1.0
         sd = math.sqrt(total / len(phi))
         return ColumnRisk(
@@ -225,7 +228,7 @@ class _AbstractTally(ABC, Generic[Rows]):
 
         def record(eta: float) -> Array:
             omega = np.minimum(radius, coordinate_moduli(self.block, radius=joint, noise=eta)[present])
-            if self.is_discrete:  # either value or one: half a step is indistinguishable from none
+            if self.is_discrete:  # of two values the attacker excludes one or neither
                 omega = np.where(omega >= radius * (1 - 1e-9), radius, 0.0)
             return scale * omega
 
@@ -262,8 +265,8 @@ class _ContinuousTally(_AbstractTally[Rows]):
         self.ends = (column.move(rows, radius), column.move(rows, -radius))
         self.low, self.high = np.full(N, -radius), np.full(N, radius)
         self.slope = np.zeros(N)  # sum of squared derivatives: ||a_i||^2
-        self.bend = np.zeros(N)  # sum of squared remainders at +- rho, the larger side
-        self.straight = np.zeros(N)  # as slope, of the numbers that are linear in the column
+        self.bend = np.zeros(N)  # sum of squared remainders at +rho or -rho, whichever is larger
+        self.straight = np.zeros(N)  # as slope, over the numbers that are linear in the column
 
     @property
     def phi(self) -> Array:
@@ -308,7 +311,7 @@ class _ContinuousTally(_AbstractTally[Rows]):
             # The widest rho' with a rho' + b rho'^2 <= eta: both candidates then give one transcript.
             widest = 2 * noise / (a + np.sqrt(a**2 + 4 * noise * b))
             decoded = np.where(a > 0, (noise + b * radius**2) / a, math.inf)
-            # An attack may leave out the answers that bend.
+            # An attacker may use only the answers that are linear in the column.
             by_straight = np.where(straight > 0, noise / np.sqrt(straight), math.inf)
         return (
             np.minimum(radius, np.where(a + b > 0, widest, math.inf)),
@@ -388,5 +391,5 @@ def _tally(column: AttackedColumn[Rows], rows: Rows, N: int) -> _AbstractTally[R
 
 
 def _box(explained: Explained, terms: Array) -> Array:
-    """Return the rounding of each number, (p, 1): at least that of doubles."""
+    """Return the rounding error of each number, shape (p, 1), at least that of doubles."""
     return np.asarray(np.maximum(explained.box, ROUNDING * np.abs(terms).max(axis=1))[:, None])

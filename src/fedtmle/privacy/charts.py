@@ -187,9 +187,10 @@ class AbstractChart(ABC, Generic[Law, Rows]):
         """Return the derivatives of each block's columns in coordinate ``name`` of each row's record."""
 
     def closing_terms(self, law: Law, rows: Rows, base: Rows) -> Array:  # noqa: ARG002 - for targets
-        """Return each row's share in the closing sums, shape (p, N); ``base`` holds the rows as they are.
+        """Return each row's share in the closing sums, shape (p, N); ``base`` holds the true rows.
 
-        Only differences to ``base`` count: in a cluster a row is seen beside the cluster's other rows.
+        With clusters, a row's share uses its cluster's totals: those of ``base`` plus the row's difference to
+        ``base``.
         """
         raise InputError(f"{_kind(self)}: the disclosure audit does not know the closing sums")
 

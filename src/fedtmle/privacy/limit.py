@@ -65,7 +65,7 @@ class DisclosureLimit:
 
 @final
 class AttributeMeter:
-    """What one session's answers disclose together: the Jacobians of all admitted queries, each made once."""
+    """The disclosure of one session's answers together, from the Jacobians of all admitted queries."""
 
     def __init__(self, limit: DisclosureLimit) -> None:
         self._limit = limit

@@ -19,11 +19,11 @@ import numpy as np
 from fedtmle.errors import InputError
 from fedtmle.model.types import Array
 
-BISECTIONS = 64  # of log lambda: far below the rounding of a double
-REACH = 100.0  # log lambda s^2 beyond this is infinity
-BUFFER = 48  # rows gathered before they are reduced
-CLOSE = 1e-6  # of a coordinate's square outside the directions told: computed from the difference itself
-NEW_DIRECTION = 1e-9  # of a row's norm: less outside the directions known so far counts as rounding
+BISECTIONS = 64  # bisection steps in log lambda: the error is far below double precision
+REACH = 100.0  # larger values of log(lambda s^2) count as infinite
+BUFFER = 48  # rows collected before each reduction
+CLOSE = 1e-6  # a smaller squared distance from the span is computed from the difference vector
+NEW_DIRECTION = 1e-9  # relative to a row's norm: a smaller component outside the span is rounding error
 
 
 def multipliers(singular: Array, inside: Array, outside: Array, *, radius: float, noise: float) -> Array:
@@ -112,13 +112,13 @@ class Compressed:
         sizes = np.linalg.norm(rows, axis=1, keepdims=True)
         rest = rows / sizes
         coefficients = np.zeros((len(rows), len(self._V)))
-        for _ in range(2):  # twice: what rounding left along V
+        for _ in range(2):  # the second pass removes the component along V that rounding left
             along = rest @ self._V.T
             coefficients, rest = coefficients + along, rest - along @ self._V
-        # New directions: the large part of the rest first, then what it hid.
+        # New directions: the first pass finds the large ones, the second the small ones that they hid.
         for _ in range(2):
-            # Not from rest rest^T, whose small directions have large relative errors: omega of a record that
-            # is known well depends on how little of it is outside V.
+            # QR instead of rest rest^T, whose small directions have large relative errors: omega of a record
+            # that is known well depends on its small component outside V.
             basis, lengths = np.linalg.qr(rest.T)
             _, sizes_there, turn = np.linalg.svd(lengths.T)
             new = sizes_there > max(NEW_DIRECTION, 1e-14 * sizes_there[0])
@@ -142,7 +142,7 @@ def coordinate_moduli(block: Compressed, *, radius: float, noise: float, chunk: 
     for start in range(0, right.shape[1], chunk):
         inside = np.ascontiguousarray(right[:, start : start + chunk].T)
         squares = np.maximum(0.0, 1.0 - (inside**2).sum(axis=1))
-        for k in np.flatnonzero(squares < CLOSE):  # the difference has lost its digits
+        for k in np.flatnonzero(squares < CLOSE):  # 1 - |inside|^2 has cancelled
             rest = -(inside[k] @ right)
             rest[start + k] += 1.0
             squares[k] = rest @ rest

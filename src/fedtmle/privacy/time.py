@@ -76,7 +76,10 @@ class RegimeChart(Numeric, AbstractChart[RegimeLaw, Table]):
 
 
 def _closing(columns: MomentColumns, before: MomentColumns, cluster: IntArray | None) -> Array:
-    """Return each row's share in the closing sums; in a cluster a row is seen beside the other rows."""
+    """Return each row's share in the closing sums; ``before`` are the columns of the true rows.
+
+    With clusters, a row's share uses its cluster's totals: those of ``before`` plus the row's difference.
+    """
     if cluster is not None:
         totals = np.stack([np.bincount(cluster, weights=column)[cluster] for column in before.flat])
         columns = MomentColumns(columns.stacked - before.stacked + totals.reshape(before.stacked.shape))
@@ -90,9 +93,9 @@ chart_of.register(RegimeProblem, RegimeChart)
 
 
 def grouped(submodel: object) -> GroupedLinear:
-    """Return the submodel after a check that its rows are those of people."""
+    """Return the submodel; raise TypeError if it is not grouped by person."""
     if not isinstance(submodel, GroupedLinear):
-        raise TypeError("a model over person-periods has a grouped submodel")
+        raise TypeError("the submodel of a model over person-periods must be a GroupedLinear")
     return submodel
 
 

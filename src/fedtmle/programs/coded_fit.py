@@ -5,18 +5,18 @@ difference between two linear predictors. Every round asks for the gradient at o
 
     h = THETA |g before| / sqrt(d),
 
-so that its rounding is a small share of what was left; the parties then take a step of the BFGS method. A
-model whose curvature changes is asked for it once, coarsely, when it has come close; one of a squared loss
-whose rows or weights are its own at once, if it has few columns. The fit ends when what
-is left after a step,
+so that rounding is a small share of the remaining gradient; the parties then take a step of the BFGS method.
+If the curvature of the loss changes, the fit asks for it once, coarsely, when it is close to the minimum. A
+squared loss with its own rows or weights and few columns asks for it in the first round. The fit ends when
+the estimated remaining distance after a step,
 
     rho |p| + e |p| / |g|,   rho the ratio of the last two steps' lengths, e a bound of the rounding of g,
 
 is at most the goal. The first part is how far the next step would go, an estimate; the second bounds
 rounding.
 
-A silo may decline to be asked at a point where too few people are behind its gradient. The fit then asks
-halfway to the last point that all silos answered at.
+A silo may decline to answer at a point where its gradient rests on too few people. The fit then asks halfway
+to the last point at which all silos answered.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from fedtmle.protocol.query import Flow, JointQuery, Model, Query
 from fedtmle.protocol.regression import FitCurvatureQuery, FitGradientQuery, Near
 from fedtmle.protocol.sums import norm
 
-THETA = 2.0**-6  # the share of the norm that rounding of the gradient may be; see `FINER_THETA`
+THETA = 2.0**-6  # rounding of the gradient as a share of its norm; see `FINER_THETA`
 FINER_THETA = 2.0**-9  # of at most `FEW` coordinates, whose curvature the method soon knows
 FEW = 8
 FINEST = -46  # the exponent of the finest grid: sums of rows bounded by 1 have 50 bits
@@ -44,7 +44,7 @@ LONGEST_STEP = 4.0  # of u: the root mean square of a change of the linear predi
 MAX_ROUNDS = 80
 CURVATURE_BITS = 6  # of the curvature that is asked once, beside its mean; see `FINER_CURVATURE_BITS`
 FINER_CURVATURE_BITS = 12  # of at most `FEW` coordinates
-WORTH_CURVATURE = 2.0**-6  # steps longer than this justify to ask for the curvature
+WORTH_CURVATURE = 2.0**-6  # ask for the curvature only if a step is longer than this
 FIRST_RATE = 2.0**-4  # share of the gradient that a step with a known curvature is expected to leave
 CURVATURE_ROUND = 3  # of a loss whose curvature changes: not before this round of the fit
 SEPARATED_CURVATURE = 1e-5  # treat as separated if this share of the first curvature is left along a step
@@ -102,7 +102,7 @@ class Task:
 class CodedFit:
     """Coefficients on a lattice: u = 2^exponent times integers, and eps = C^T u.
 
-    ``error`` is what is estimated to be left of |u - u*|, the lattice's rounding included.
+    ``error`` is an estimate of |u - u*|, the lattice's rounding included.
     """
 
     eps: Array
@@ -157,7 +157,7 @@ def fit_coded(task: Task, u: Array, expected: float, curvature: Array) -> Flow[C
     first = _mean_curvature(curvature)
     metric = _Metric(factor=_factored(curvature))
     base: _FitPoint | None = None
-    rate = 1.0  # of the norm of the next gradient and that of the last, as expected
+    rate = 1.0  # expected ratio of the norms of the next and the last gradient
     previous_step, curvature_round = math.inf, task.curvature_round
     for number in range(1, MAX_ROUNDS + 1):
         may_ask = curvature_round is not None and number >= curvature_round
@@ -258,7 +258,7 @@ def _learned(task: Task, metric: _Metric, base: _FitPoint, point: _FitPoint, fir
     noise = base.rounding + point.rounding
     if square and along < SEPARATED_CURVATURE * first * square and norm(y) > noise:
         task.separated(task.eps(s))
-    if along <= 2.0 * noise * math.sqrt(square):  # a change that rounding may have made
+    if along <= 2.0 * noise * math.sqrt(square):  # rounding alone may explain the change
         return metric
     return replace(metric, pairs=(*metric.pairs, (s, y)))
 
@@ -268,7 +268,7 @@ def _mean_curvature(matrix: Array) -> float:
 
 
 def _factored(matrix: Array) -> Array:
-    """Return the Cholesky factor, of the matrix lifted as little as makes it positive definite."""
+    """Return the Cholesky factor of the matrix, lifted just enough to make it positive definite."""
     scale = _mean_curvature(matrix)
     lift = 0.0
     while True:

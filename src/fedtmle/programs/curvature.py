@@ -129,7 +129,7 @@ class Gram:
         return congruence(invert_lower(self.columns.A), self.matrix)
 
     def whitener(self) -> Array:
-        """Return L^-1 with L the Cholesky factor of the matrix, lifted by its rounding where it must be."""
+        """Return L^-1, L the Cholesky factor of the matrix, lifted by its rounding error if necessary."""
         lift = 0.0
         while True:
             factor = cholesky(self.matrix, shift=lift, floor=self.precision)
@@ -139,7 +139,7 @@ class Gram:
 
     @property
     def is_resolved(self) -> bool:
-        """Whether rounding is small beside the part of each column that those before it leave.
+        """Whether rounding is small relative to the part of each column that earlier columns do not explain.
 
         With v the row of L^-1 of a column, v' K v = 1. Rounding moves it by some precision |v|^2.
         """
@@ -149,7 +149,7 @@ class Gram:
         return all(self.precision * dot(row, row) <= 0.5 for row in invert_lower(factor).tolist())
 
 
-Needed = tuple[DesignColumns, AbstractResponse]  # columns, and the rows that they are of
+Needed = tuple[DesignColumns, AbstractResponse]  # columns, and the response whose rows are used
 
 
 def covering(needed: Sequence[Needed]) -> list[Needed]:

@@ -178,7 +178,7 @@ class Diagnostics:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparisons:
-    """What diagnostics compare besides, which does not depend on the law: made once."""
+    """The comparisons of the diagnostics that do not depend on the law; they are made once."""
 
     ladder: LadderColumns | None = None
     balance: BalanceBins | None = None
@@ -298,7 +298,7 @@ def diagnose(
         BinsQuery(bins=outcomes, n=n, places=places if rounds else None),
     ]
     if ladder is not None:
-        # Sums at two bounds differ by the people between them: a silo with few of these leaves them out.
+        # Sums at two bounds differ by the people between the bounds: a silo with few of these omits the sums.
         bounded = tally(replace(ladder, law=law), ladder.grid if rounds else None)
         asked.append(replace(bounded, optional=True))
     if balance is not None:

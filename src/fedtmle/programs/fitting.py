@@ -47,7 +47,7 @@ MINORITY_SHARE = (
     2.0**-20
 )  # treat the response as constant if the minority's share of the weight is below this
 FIRST_EXPONENT = -9  # of the grid of the first gradient
-DOUBTFUL = 2.0**-6  # rounding of a coordinate of the first gradient after which it is asked again
+DOUBTFUL = 2.0**-6  # ask for the first gradient again if rounding of a coordinate exceeds this
 MISFIT = 2.0**-4  # share of the first gradient of a squared loss that a step may leave
 UNITS = {Family.LOGISTIC: 1.0, Family.GAUSSIAN: 2.0**-4, Family.POISSON: 2.0**-4}  # see `FittedGLM.error`
 
@@ -134,7 +134,7 @@ class ResponseTotals(AbstractBoundedColumns[LongPiece]):
 
     @property
     def judged(self) -> Sequence[int]:
-        # The gradient tells as much of the response, and without weights the first column counts people.
+        # The gradient discloses as much about the response; without weights, the first column counts people.
         return (0,) if self.weight_ceiling > 1 else ()
 
     def over(self, rows: AnyTable, work: Callable[[LongPiece], Result]) -> Iterable[Result]:
@@ -161,7 +161,7 @@ class _Begun:
 
 
 def begin(fits: Sequence[tuple[Regression, GLM]], fitting: Fitting) -> Flow[Fitting]:
-    """Ask for what coded fits begin with: Gram matrices that cover all models, and first sums of each fit."""
+    """Ask for the first sums of all coded fits: Gram matrices that cover all models, and sums of each fit."""
     if not fitting.is_coded:
         return fitting
     parts = [_Part(part, glm, fitting.columns(part, glm)) for part, glm in fits]
@@ -198,7 +198,7 @@ def _begin_with(
     """Ask for a Gram matrix until it is resolved, and for the first sums of the fits that it serves.
 
     In a further round the first gradient is asked again, in the coordinates found so far, if the first step
-    of a fit would be in doubt: a false step leaves residuals in which one person may stand out.
+    of a fit would be unreliable: after a wrong step, one person may dominate the residuals.
     """
     flows: list[Flow[Any]] = [ask_gram(columns, rows, fitting.levels, fitting.n)]
     flows += [_first(part, fitting) for part in served]
@@ -325,7 +325,7 @@ def _fit_coded(regression: Regression, glm: GLM, fitting: Fitting) -> Flow[Fitte
         smoothness=None if bend is None else regression.weight_ceiling * bend * gram.largest(whitener),
         at_zero=Near(gradient, float(doubt.max())),
     )
-    gradient = np.where(np.abs(gradient) > 2.0 * doubt, gradient, 0.0)  # of narrow columns little is known
+    gradient = np.where(np.abs(gradient) > 2.0 * doubt, gradient, 0.0)  # little is known about narrow columns
     means, start = [response / first.weight for response in first.responses], np.zeros(task.dim)
     if columns.names[0] == "1" and family is not Family.GAUSSIAN:
         reference = 1.0 - math.fsum(means) if family is Family.LOGISTIC else 1.0
@@ -378,7 +378,7 @@ def _null_curvature(family: Family, means: Sequence[float]) -> Array:
 
 
 def _require_response(regression: Regression, family: Family, first: First) -> None:
-    """Refuse a response without weight, one that is the same in every row, or a class without records."""
+    """Refuse a response that has no weight or is the same in every row, and a class without records."""
     smallest = MINORITY_SHARE * first.weight
     if not first.weight > 0:
         raise FitError("arm", f"{regression.label}: no row has a positive weight")

@@ -101,7 +101,7 @@ from fedtmle.targets.time.statistics import TimeArmWeights
 
 @dataclass(frozen=True, kw_only=True)
 class StudyDetails:
-    """What a study learned besides its estimate; all of it is pooled and public."""
+    """The results of a study besides its estimate; all of them are pooled and public."""
 
     problem: EffectProblem  # what was targeted
     components: tuple[Component, ...]
@@ -126,11 +126,11 @@ class StudyDetails:
 
     @property
     def groups(self) -> tuple[str, ...]:
-        """What effective sample sizes are of."""
+        """The labels of the groups for which effective sample sizes are given."""
         return tuple(component.name for component in self.components)
 
     def fit_names(self, target: AbstractEffect, role: str) -> tuple[str, ...]:
-        """Return what each fit of a role is of, where there are several."""
+        """Return a label for each fit of a role that has several."""
         return target.arms
 
 
@@ -279,7 +279,7 @@ def target_study(study: Study, prepared: PreparedStudy, n: int) -> Flow[Outcome]
         return (yield from both(asked, compare_silos(study, preparation, own, n)))
 
     populations = None
-    # A cluster's rows are not independent, so that the spread of rows is not that of the mean.
+    # A cluster's rows are dependent, so that the variance of rows does not give that of the mean.
     if study.diagnostics and study.algorithm.fits_locally and study.cluster is None:
         populations = yield from compare_populations(effect, effect.start(), n)
     targeting = study.algorithm.flow(effect, effect.start(), n)
@@ -305,7 +305,7 @@ Details = StudyDetails | TimeDetails | TargetDetails | RegimeDetails
 
 
 def study_details(outcome: Outcome) -> Details:
-    """Return what a study learned, from its outcome."""
+    """Return the details of a study's outcome."""
     if not isinstance(outcome.details, Details):
         raise TypeError("this outcome is not a study's")
     return outcome.details

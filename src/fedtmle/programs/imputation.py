@@ -38,7 +38,16 @@ from fedtmle.model.draws import chi_square, normals, stream_key, uniform_stream,
 from fedtmle.model.families import Family, Response
 from fedtmle.model.linear import cholesky, invert_lower, multiply
 from fedtmle.model.statistics import AbstractBoundedColumns, Result
-from fedtmle.model.table import ROW, AnyTable, Factor, LastTable, StreamedTable, Table, over_blocks
+from fedtmle.model.table import (
+    ROW,
+    AnyTable,
+    Factor,
+    PerTable,
+    StreamedTable,
+    Table,
+    over_blocks,
+    seen_through,
+)
 from fedtmle.model.types import Array, IntArray, Part, unpack
 from fedtmle.programs.missing import (
     Filled,
@@ -55,7 +64,7 @@ from fedtmle.protocol.query import Flow, Phase, View
 from fedtmle.protocol.sums import TallyQuery
 from fedtmle.protocol.views import through
 
-RIDGE = 1e-6  # of the imputation models: collinear columns and separation are no reason to stop
+RIDGE = 1e-6  # of the imputation models, so that collinear columns and separation do not stop the run
 LARGEST_RESIDUAL = 64.0  # squared, on the unit scale of the declared range
 
 Form = Literal["binary", "number", "count", "category"]
@@ -176,7 +185,7 @@ class Draw:
                 drawn = variable.low + variable.width * (mean + self.spread * ndtri(u))
                 values = np.clip(drawn, variable.low, variable.high)
             case "count":
-                most = 2.0 * variable.high  # a larger mean ends at the range all the same
+                most = 2.0 * variable.high  # a larger mean would be moved to the end of the range anyway
                 drawn = _poisson_quantile(u, np.minimum(variable.width * mean, most))
                 values = np.clip(drawn, variable.low, variable.high)
         return np.asarray(values, dtype=np.float64)
@@ -199,19 +208,19 @@ class Completed:
 
     before: View
     draw: Draw
-    cache: LastTable = field(default_factory=LastTable, compare=False, repr=False)
+    cache: PerTable[Table] = field(init=False, default_factory=PerTable, compare=False, repr=False)
 
     def of(self, rows: AnyTable) -> AnyTable:
         if isinstance(rows, StreamedTable):
-            return self.cache.through(self.before.of(rows), self.draw.fill)
-        return self.cache.through(rows, self._completed)
+            return seen_through(self.cache, self.before.of(rows), self.draw.fill)
+        return self.cache.of(rows, self._completed)
 
     def _completed(self, rows: Table) -> Table:
         seen = self.before.of(rows)
         if not isinstance(seen, Table):
             raise TypeError("a view of a table in memory is one")
         if isinstance(self.before, Completed):
-            self.before.cache.forget()  # the chain goes on from here
+            self.before.cache.forget(rows)  # the chain goes on from here
         return self.draw.fill(seen)
 
 

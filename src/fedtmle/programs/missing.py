@@ -1,4 +1,4 @@
-"""Missing covariates by declaration: what is counted, what is filled in, and which columns say so.
+"""Missing covariates: counts of missing values, the values that replace them, and indicator columns.
 
 The dictionary declares for each covariate what happens where it is missing. With "indicator" a constant
 inside its declared range takes the value's place, and a column that is 1 there enters every formula that uses
@@ -25,7 +25,7 @@ from fedtmle.initial.trees import GradientBoostedTrees
 from fedtmle.initial.variables import Variable, Variables
 from fedtmle.model.exact import Sums
 from fedtmle.model.statistics import AbstractBoundedColumns, Result
-from fedtmle.model.table import AnyTable, Factor, LastTable, Table, over_blocks
+from fedtmle.model.table import AnyTable, Factor, PerTable, Table, over_blocks, seen_through
 from fedtmle.model.types import Array, Bools
 from fedtmle.programs.study import Study
 from fedtmle.protocol.query import CountCell, Flow, IntegerSums, Local, Phase
@@ -157,7 +157,7 @@ def _omitted(table: AnyTable) -> int:
 
 
 def constant_for(variable: Variable) -> float:
-    """Return the constant in the place of a missing number: inside the declared range, public."""
+    """Return the public constant that replaces a missing number; it is inside the declared range."""
     if variable.bounds is None or variable.kind == "binary":
         return 0.0
     middle = (variable.bounds[0] + variable.bounds[1]) / 2
@@ -169,17 +169,18 @@ def constant_for(variable: Variable) -> float:
 class Filled:
     """A view in which a constant replaces each missing value, and added columns mark where.
 
-    A missing level of a factor becomes the first of its levels. ``outcome`` names the outcome where some are
-    missing: two columns then hold it, with its least value in their place, and whether it was observed.
+    A missing level of a factor becomes the first of its levels. ``outcome`` names the outcome if some
+    are missing: two columns then hold the outcome, with its least value where it is missing, and whether it
+    was observed.
     """
 
     constants: Mapping[str, float]
     levels: Levels
     outcome: tuple[str, float] | None = None
-    cache: LastTable = field(default_factory=LastTable, compare=False, repr=False)
+    cache: PerTable[Table] = field(init=False, default_factory=PerTable, compare=False, repr=False)
 
     def of(self, rows: AnyTable) -> AnyTable:
-        return self.cache.through(rows, self.fill)
+        return seen_through(self.cache, rows, self.fill)
 
     def fill(self, table: Table) -> Table:
         """Return the rows with their missing values filled."""

@@ -40,7 +40,7 @@ ASSUMPTIONS = (
 )
 ROLES = ("treatment", "missingness", "outcome")
 GRADIENT_ROUNDS = 2
-INFLATION = 1.1  # of the standard error by the last round's noise, which the bound on g aims at
+INFLATION = 1.1  # of the standard error by the last round's noise; the bound on g is chosen to reach it
 MOST_TRUNCATED = 0.03  # share of the points whose g is below the bound
 BOUNDS = tuple(0.01 * 1.08**k for k in range(50))  # candidates: 0.01 to 0.43
 
@@ -55,7 +55,7 @@ class PrivateFit:
     combination: tuple[tuple[float, ...], ...]
     n: int
     is_binary: bool
-    of_everyone: PrivateFit | None = None  # if this one is of a stratum
+    of_everyone: PrivateFit | None = None  # the fit of everyone, if this one is for a stratum
 
     def in_stratum(self, code: int) -> PrivateFit:
         """Return the same models with the points of one stratum."""

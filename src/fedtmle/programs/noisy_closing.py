@@ -30,12 +30,12 @@ from fedtmle.protocol.noisy import NoisySums
 from fedtmle.targets.effects.noisy import COUNT_SCALE, TRUNCATED_SCALE, OneStepColumns
 from fedtmle.targets.effects.prepare import EffectColumns
 
-LEAST_SHARE = 0.5  # of its prediction, which the sampling variance is floored at
+LEAST_SHARE = 0.5  # floor of the sampling variance, as a share of its prediction
 LEAST_VARIANCE = 1e-12  # of the one-step terms of an outcome in [0, 1], whatever is predicted
 LARGEST_BIAS = 0.3  # of the standard error, beyond which an interval is labelled
 LARGEST_REMAINDER = 0.5  # of the variance, likewise
 LARGEST_INFLATION = 2.0  # of the width, likewise
-FEWEST_ROWS = 5.0  # of a stratum, over the deviation of their number's noise: fewer are labelled
+FEWEST_ROWS = 5.0  # of a stratum, in deviations of the noise of its row count; fewer are labelled
 
 
 @final

@@ -231,10 +231,10 @@ def fit_exactly(
 ) -> Flow[FittedGLM | FittedMultinomial]:
     """Fit one federated GLM or multinomial model by Newton's method on exact sums: some six rounds.
 
-    ``has_offset`` says that the response has an offset: then no sum at zero tells whether it is constant.
+    ``has_offset`` says that the response has an offset: then no sum at zero shows whether it is constant.
 
-    The coefficients are the same bits in any partition of the rows. Every round tells the gradient and, as
-    long as it changes, the Hessian to 50 bits.
+    The coefficients are the same bits in any partition of the rows. Every round discloses the gradient and,
+    as long as it changes, the Hessian, to 50 bits.
     """
     formula, family = glm.parsed, regression.family_of(glm)
     names, model = column_names(formula, levels), fit_model(regression, glm, levels)
@@ -260,7 +260,7 @@ def fit_exactly(
         is_quadratic=family is Family.GAUSSIAN,
         pinned=unused,
     )
-    if family is Family.LOGISTIC:  # first: separation is also why a fit does not converge
+    if family is Family.LOGISTIC:  # checked first: separation also prevents convergence
         refuse_separation(hessian, fit.hessian, regression.coefficient_names(names), regression.label)
     if fit.norm > LARGEST_GRADIENT:
         raise FitError(
@@ -283,7 +283,7 @@ def unused_levels(hessian: Array, formula: Formula, levels: Levels) -> Array:
 
 
 def remedy(hessian: Array, names: tuple[str, ...], family: Family) -> str:
-    """Return what to do about a fit that did not converge.
+    """Return advice about a fit that did not converge.
 
     On columns that are scaled by their declared ranges, the curvature at zero is their mean square, over 4
     for a logistic model. A range that is far wider than the values leaves sums without enough digits.

@@ -66,7 +66,7 @@ from fedtmle.targets.regimes.timeline import PeriodView, Timeline
 
 SMALLEST_EXPONENT = -512  # of weights: below it, their grid would leave the range of a double
 UNBOUNDED_CEILING = 4096.0  # declared for cumulative weights that are not bounded
-NEARLY_SOLVED = 2.0**-22  # a step of a fluctuation shorter than this leaves some 2^-44
+NEARLY_SOLVED = 2.0**-22  # a step of a fluctuation shorter than this leaves an error of about 2^-44
 LONGEST_STEP = 4.0  # of a fluctuation, on the logit scale
 TAIL_STEP = 18.0  # where the loss falls for ever
 FARTHEST = 64.0  # a fluctuation beyond this is a runaway
@@ -103,7 +103,7 @@ class Adherence:
 
 @dataclass(frozen=True, kw_only=True)
 class RegimeDetails:
-    """What a study of treatment over time learned besides its estimate; all of it is pooled and public."""
+    """The results of a study of treatment over time besides its estimate; all are pooled and public."""
 
     problem: RegimeProblem
     components: tuple[Component, ...]
@@ -112,9 +112,9 @@ class RegimeDetails:
     g_floor: float
     overlap: RegimeOverlap
     adherence: Adherence | None
-    balance: tuple[Balance, ...] | None  # by arm in period 1; None without diagnostics, or covariates
+    balance: tuple[Balance, ...] | None  # by arm in period 1; None without diagnostics or covariates
     nuisances: Mapping[str, tuple[Fitted, ...]]
-    fit_labels: Mapping[str, tuple[str, ...]]  # of these fits
+    fit_labels: Mapping[str, tuple[str, ...]]  # the labels of these fits, by role
     strata: tuple[str, ...] = ()
     silos: ComparedSilos | None = None  # None without diagnostics
     missing: MissingCounts | None = None  # of the covariates that may be missing
@@ -127,21 +127,21 @@ class RegimeDetails:
 
     @property
     def arm_counts(self) -> tuple[int, ...]:
-        """People, once for each rule."""
+        """The number of people, repeated for each rule."""
         return (self.tally.at_risk[0],) * len(self.overlap.truncated)
 
     @property
     def observed_counts(self) -> tuple[int, ...]:
-        """People who are never censored, once for each rule."""
+        """The number of people who are never censored, repeated for each rule."""
         return (self.tally.at_risk[0] - sum(self.tally.censored),) * len(self.overlap.truncated)
 
     @property
     def groups(self) -> tuple[str, ...]:
-        """What effective sample sizes are of."""
+        """The labels of the groups for which effective sample sizes are given."""
         return tuple(component.name for component in self.components)
 
     def fit_names(self, target: AbstractEffect, role: str) -> tuple[str, ...]:
-        """Return what each fit of a role is of, where there are several."""
+        """Return a label for each fit of a role that has several."""
         del target
         return self.fit_labels[role]
 
@@ -379,8 +379,8 @@ class SequentialFits:
     def step_back(self, chain: ChainFit, scores: tuple[PeriodScores, ...], period: int) -> Flow[ChainFit]:
         """Fit and fluctuate Q_t of one mean; return the chain with this step.
 
-        A GLM is fitted by exact sums, from the coefficients of the next period, and the fluctuation goes on
-        beside the fit: it follows one round behind. With ``sums = "rounded"``, and for other models, the
+        A GLM is fitted by exact sums, starting from the coefficients of the next period, and the fluctuation
+        is solved alongside the fit, one round behind. With ``sums = "rounded"``, and for other models, the
         fluctuation waits for the fit. An algorithm that fluctuates nothing leaves the prediction as it is.
         """
         regression, view = self.outcome_regression(chain, scores, period), self.view(period)
@@ -444,7 +444,7 @@ class SequentialFits:
     ) -> Flow[ChainFit]:
         """Run a fit by exact sums, and beside it Newton's method for the fluctuation of its last point."""
         eps, pooled = 0.0, None
-        last: FittedGLM | None = None  # where the fluctuation is solved, but for its last step
+        last: FittedGLM | None = None  # the fit whose fluctuation is solved except for its last step
         while True:
             try:
                 query = fit.send(pooled)
@@ -469,7 +469,7 @@ class SequentialFits:
     def _require_variation(self, chain: ChainFit, period: int, eps: float) -> None:
         """Refuse a fluctuation without a finite solution, unless it is that of an event over time.
 
-        Where nobody who follows a rule has the event in the last period, a risk of zero in it is an estimate.
+        If nobody who follows a rule has the event in the last period, zero is a valid estimate of its risk.
         """
         if abs(eps) > TAIL_STEP and self.timeline.event is None:
             raise FitError(
@@ -630,7 +630,7 @@ def regime_problem(
 def named_fits(
     fits: SequentialFits, scores: tuple[PeriodScores, ...], problem: RegimeProblem
 ) -> tuple[dict[str, tuple[Fitted, ...]], dict[str, tuple[str, ...]]]:
-    """Return the fitted models by role, and what each of them is of."""
+    """Return the fitted models and their labels, by role."""
     named: dict[str, list[tuple[str, Fitted]]] = {"treatment": [], "censoring": [], "outcome": []}
     arms, rules = fits.target.arms, fits.target.rules
     for t, each in enumerate(scores, start=1):

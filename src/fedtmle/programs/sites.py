@@ -1,13 +1,13 @@
 """The silos beside the pooled answer: whether they differ, and the estimate of each from its own rows.
 
-Where treatment or outcome differs between silos beyond what the models explain, and the silo is in none of
-them, the pooled estimate may be the effect of the silos. With r the residuals of a pooled model at silo m,
+If treatment or outcome differs between silos beyond what the models explain, and no model includes the silo,
+the pooled estimate may be confounded by the silo. With r the residuals of a pooled model at silo m,
 
     T = sum_m (sum r)^2 / sum r^2
 
 is at most chi^2 with M - 1 degrees of freedom if the model holds at every silo: the fit makes the residuals
-of all silos add up to zero, and what it takes away besides makes T smaller. A silo tells T_m, not in which
-direction it differs.
+of all silos add up to zero, and what it takes away besides makes T smaller. A silo discloses T_m, but not in
+which direction it differs.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class ComparedSilos:
 @final
 @dataclass(frozen=True, kw_only=True)
 class ModelDepartures(AbstractDepartures):
-    """The residuals of the treatment and the outcome model, of those that do not have the silo in them."""
+    """The residuals of the treatment and the outcome model, for each that does not include the silo."""
 
     preparation: Preparation
     roles: tuple[str, ...]

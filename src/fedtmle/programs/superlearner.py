@@ -44,7 +44,7 @@ from fedtmle.protocol.sums import TallyQuery
 
 
 def begin_fits(regressions: Sequence[Regression], fitting: Fitting, folds: Folds | None) -> Flow[Fitting]:
-    """Ask for what all coded fits begin with, mostly in one round; return the fitting that knows it."""
+    """Ask for the first sums of all coded fits, usually in one round; return a `Fitting` that has them."""
     fits = [each for regression in regressions for each in _glm_fits(regression, folds)]
     return (yield from begin(fits, fitting))
 
@@ -129,7 +129,7 @@ class ResidualProducts(AbstractBoundedColumns[Table]):
         return (0,)
 
     def roots(self, piece: Table) -> Array:
-        """Return weights and residuals: two candidates that differ in one person tell the response."""
+        """Return weights and residuals: two candidates that differ in one person disclose the response."""
         w, residuals, _ = self._residuals(piece)
         return np.stack([w, *(np.sqrt(w) * residual for residual in residuals)])
 

@@ -138,7 +138,7 @@ class BegunStudy:
 
 @dataclass(frozen=True, kw_only=True)
 class TargetDetails:
-    """What a study with such a target learned besides its estimate; all of it is pooled and public."""
+    """The results of a study with such a target besides its estimate; all are pooled and public."""
 
     problem: Problem
     start: object

@@ -118,7 +118,7 @@ class FinerGrid:
 
 @dataclass(frozen=True, kw_only=True)
 class TimeDetails:
-    """What a study of time to an event learned besides its estimate; all of it is pooled and public."""
+    """The results of a study of time to an event besides its estimate; all are pooled and public."""
 
     problem: TimeProblem
     components: tuple[Component, ...]
@@ -148,12 +148,12 @@ class TimeDetails:
 
     @property
     def groups(self) -> tuple[str, ...]:
-        """What effective sample sizes are of: regimes in populations."""
+        """The labels of the groups for which effective sample sizes are given: regimes in populations."""
         groups = self.problem.prepare.groups
         return tuple(f"{each.regime.label} {each.population.label}".strip() for each in groups)
 
     def fit_names(self, target: AbstractEffect, role: str) -> tuple[str, ...]:
-        """Return what each fit of a role is of, where there are several."""
+        """Return a label for each fit of a role that has several."""
         if role == "hazard" and isinstance(target, AbstractTimeEffect):
             return target.causes
         return target.arms

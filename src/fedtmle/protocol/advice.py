@@ -1,4 +1,4 @@
-"""What to do about a refusal, in words for the owner alone: the columns behind it, and a remedy.
+"""Advice about a refusal, written for the silo's owner alone: the columns that caused it, and a remedy.
 
 The server learns the code of a refusal and nothing else. The silo's ledger holds the text, which names
 columns of models but no value of a record.
@@ -13,7 +13,7 @@ import numpy as np
 from fedtmle.model.leverage import Pieces, RowSpace, heaviest_combination
 
 FEW = 10  # people in a column, below which it is called rare
-SHARE = 0.5  # of the largest part that a column has in a combination: from here on it is named
+SHARE = 0.5  # a column is named if its part in a combination is at least this share of the largest part
 MOST_NAMED = 4  # columns
 
 RARE = "merge the level with another (levels in the silo file), or leave the variable out of the model"
@@ -23,7 +23,7 @@ TRUST = "More silos, or colluders = 0 if all owners trust each other, would help
 
 
 def about_support(names: Sequence[str] | None, is_rare: Sequence[bool]) -> str:
-    """Return what to do about columns that too few people are in."""
+    """Return advice about columns in which this silo has too few people."""
     if names is None:
         return ""
     rare = [name for name, few in zip(names, is_rare, strict=True) if few]
@@ -31,12 +31,12 @@ def about_support(names: Sequence[str] | None, is_rare: Sequence[bool]) -> str:
 
 
 def about_rare(names: Sequence[str]) -> str:
-    """Return what to do about columns and levels that too few people of all silos have."""
+    """Return advice about columns and levels that too few people have, counted over all silos."""
     return f"Too few people of all silos are in {_listed(names)}: {RARE}."
 
 
 def about_combination(names: Sequence[str] | None, pieces: Pieces, space: RowSpace | None = None) -> str:
-    """Return what to do about the combination of a model's columns in which one person's share is largest.
+    """Return advice about the combination of a model's columns in which one person's share is largest.
 
     ``space`` is a pooled one, by default that of the rows themselves.
     """
@@ -54,7 +54,7 @@ def about_combination(names: Sequence[str] | None, pieces: Pieces, space: RowSpa
 
 
 def about_models(names: Sequence[str] | None) -> str:
-    """Return what to do about models of one response whose columns differ in too few people."""
+    """Return advice about models of one response whose columns differ for too few people."""
     if names is None:
         return ""
     return (
@@ -64,7 +64,7 @@ def about_models(names: Sequence[str] | None) -> str:
 
 
 def about_answer(explanation: str) -> str:
-    """Return what to do about an answer that is no model's: its predictions or weights rest on one person."""
+    """Return advice about an answer, other than a model's sums, that rests mostly on one person."""
     return (
         f"One person is most of a sum in this answer: {explanation}. Leave variables with extreme or rare "
         "values out of the models, or take logarithms; where weights are asked, truncate them more."

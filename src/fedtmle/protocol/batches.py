@@ -1,12 +1,12 @@
-"""Batches that are drawn anew at each step, as Algorithm 2 with SGD has them, and what they tell together.
+"""Batches drawn anew at each step, as in Algorithm 2 with SGD, and what their sums disclose together.
 
-Sums over batches that overlap disclose single rows by subtraction. A server that makes eps stand still is
-told, for each batch with counts c of the silo's rows, the sum of c_i t_i over gradients t_i, and so every
-linear combination of these sums. With k batches person i stands behind the rows (c_1i t_i, ..., c_ki t_i),
-and the rule of people (`model.leverage`) is that of these: their largest leverage may not exceed
-1/min_people. All rows at once, which the EIF check asks about, count as one more batch. A silo of N rows
-whose gradients have d coordinates so answers at most N/(d min_people) different batches, and fewer if these
-are nearly dependent.
+Sums over batches that overlap disclose single rows by subtraction. If a server keeps eps fixed, each
+batch with counts c of the silo's rows discloses the sum of c_i t_i over gradients t_i, and all batches
+together disclose every linear combination of these sums. With k batches, person i contributes
+(c_1i t_i, ..., c_ki t_i), and the largest leverage (`model.leverage`) of these vectors may not exceed
+1/min_people. The sum over all rows, which the EIF check asks for, counts as one more batch. A silo of N rows
+whose gradients have d coordinates therefore answers at most N/(d min_people) different batches, and fewer if
+the batches are nearly dependent.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fedtmle.model.types import Array, IntArray
 
 @final
 class FreshBatches:
-    """The batches that one session asked about, each as the counts of the silo's rows in it."""
+    """The batches of one session; each is stored as how often it contains each of the silo's rows."""
 
     def __init__(self, n_rows: int) -> None:
         self._n_rows = n_rows
@@ -31,14 +31,14 @@ class FreshBatches:
         self.add(np.arange(n_rows))
 
     def add(self, rows: IntArray) -> None:
-        """Add a batch of row numbers, with repetitions; one that is known adds nothing."""
+        """Add a batch of row numbers, which may repeat; a batch that was added before changes nothing."""
         counts = np.bincount(rows, minlength=self._n_rows).astype(np.int64)
         self._counts.setdefault(counts.tobytes(), counts)
 
     def largest_leverage(self, submodel: AbstractRowsSubmodel, eps: Array, enough: float) -> float:
-        """Return the largest leverage in the sums over all batches as if told at ``eps``.
+        """Return the largest leverage in the sums over all batches, as if all were disclosed at ``eps``.
 
-        ``submodel`` has all rows of the silo. A bound that is at most ``enough`` will do.
+        ``submodel`` has all rows of the silo. An upper bound may be returned if it is at most ``enough``.
         """
 
         def pieces() -> Iterator[PersonRows]:

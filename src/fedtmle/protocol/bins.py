@@ -1,10 +1,10 @@
-"""Counts and sums by bin, which a silo joins until its policy allows each of them.
+"""Counts and sums by bin. A silo merges bins until its policy allows each of them to be disclosed.
 
-A bin may be disclosed if nobody is in it or at least as many people as the silo's smallest cell, and if no
-single value of what is summed is held by fewer: for a binary outcome the sum is the count of those who have
-it. Where bins are on a scale, a silo joins neighbouring ones until each may be disclosed, and tells their
-sum as that of the one with most people. So nothing of a group is left out, which would bias the rest, and
-the total is exact. Other bins, such as arms, are disclosed all together or not at all.
+A bin may be disclosed if it is empty, or if it has at least ``min_cell`` people and each value of the summed
+variable in it is held by at least as many: the sum of a binary outcome is the count of those who have it. If
+bins are ordered on a scale, a silo merges neighbouring bins until each may be disclosed, and sends their sum
+as that of the bin with most people. No part of a group is left out, which would bias the rest, and the total
+is exact. Other bins, such as arms, are disclosed all together or not at all.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from fedtmle.protocol.masks import Lane
 from fedtmle.protocol.query import AbstractTotals, Local, Phase, Query
 
 SAMPLED_ROWS = 1000  # rows that usually show whether there are more values than `MOST_VALUES`
-MOST_VALUES = 10  # up to so many different values, a few sums nearly determine how many hold each
+MOST_VALUES = 10  # with at most this many values, a few sums nearly determine how many people hold each
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BinTotal:
     """One bin at one silo: how many people are in it, and the sums over them in grid units.
 
-    ``holders`` has how many of them hold each sensitive value; it stays in the silo.
+    ``holders`` counts how many of them hold each sensitive value; it never leaves the silo.
     """
 
     count: int
@@ -41,7 +41,7 @@ class BinTotal:
     holders: Holders | None = None
 
     def is_enough(self, floor: int) -> bool:
-        """Return whether the bin may be disclosed: it is empty, or nothing of it is held by too few."""
+        """Return whether the bin may be disclosed: it is empty, or no value in it is held by too few."""
         if self.count and self.holders is not None and self.holders.rarest(self.count) < floor:
             return False
         return not self.count or self.count >= floor
@@ -262,14 +262,14 @@ class BinsQuery(AbstractTotals[Bins, PooledBins]):
         return tuple(rule([bin_ for bin_ in group if bin_ is not None], floor(self)) for group in answer)
 
     def _count(self, piece: object) -> list[list[_Counted]]:
-        """Return what a piece of the rows adds to each bin of each group."""
+        """Return the contribution of a piece of the rows to each bin of each group."""
         groups = zip(self.bins.groups(piece), self.bins.sizes, strict=True)
         alike = groupby(groups, key=lambda pair: (id(pair[0].bins), id(pair[0].values), pair[1]))
         parts = (self._counted([group for group, _ in pairs], size) for (_, _, size), pairs in alike)
         return list(chain.from_iterable(parts))
 
     def _counted(self, groups: Sequence[Group], size: int) -> list[list[_Counted]]:
-        """Return the same of groups that share their rows' bins and values."""
+        """Return the contributions to groups that share their rows' bins and values."""
         rows = groups[0]
         if rows.values is None and all(group.sensitive is None for group in groups):
             counts = np.bincount(rows.bins, minlength=size).tolist()
@@ -341,16 +341,16 @@ def visible(counts: Sequence[int], total: int, floor: int) -> tuple[int | None, 
 
 
 def _whole(group: Sequence[BinTotal], floor: int) -> tuple[BinTotal | None, ...]:
-    """Return the bins of a group if each may be disclosed, else none: the rest would not be the whole."""
+    """Return all bins of a group if each may be disclosed, else none of them."""
     if all(bin_.is_enough(floor) for bin_ in group):
         return tuple(replace(bin_, holders=None) for bin_ in group)
     return (None,) * len(group)
 
 
 def _folded(group: Sequence[BinTotal], floor: int) -> tuple[BinTotal | None, ...]:
-    """Return the bins of a group, joined until each may be disclosed; none if all in one may not.
+    """Return the bins of a group, merged until each may be disclosed; none if even one merged bin may not.
 
-    The sum of joined bins goes to the one with most people; the others are empty.
+    The sum of merged bins is assigned to the bin with most people; the others are empty.
     """
     runs = {(i, j): _joined(group[i:j]) for i in range(len(group)) for j in range(i + 1, len(group) + 1)}
     firsts = _finest(len(group), {run: joined.is_enough(floor) for run, joined in runs.items()})
@@ -392,16 +392,16 @@ def _finest(size: int, allowed: Mapping[tuple[int, int], bool]) -> tuple[int, ..
 
 
 def smallest_cell(values: Array) -> int:
-    """Return how many hold the rarest value where there are few values; 0 if all hold the same."""
+    """Return how many people hold the rarest value if there are few values; 0 if all hold the same."""
     holders = Holders()
     holders.add(values)
     return holders.rarest(len(values))
 
 
 def _with_holders(counts: dict[float, int], part: Array) -> dict[float, int] | None:
-    """Return how many hold each value with those of ``part`` added, None if there are too many values."""
+    """Return the counts by value after adding ``part``; None if there are too many different values."""
     known = {value: int(np.count_nonzero(part == value)) for value in counts}
-    if sum(known.values()) < len(part):  # some value is new: only then are they sorted
+    if sum(known.values()) < len(part):  # some value is new; sort only then
         values, times = np.unique(part, return_counts=True)
         if len(values) > MOST_VALUES:
             return None
@@ -411,7 +411,7 @@ def _with_holders(counts: dict[float, int], part: Array) -> dict[float, int] | N
 
 
 class Holders:
-    """How many hold each value, as long as there are few values."""
+    """How many people hold each value, counted as long as there are few different values."""
 
     def __init__(self) -> None:
         self._counts: dict[float, int] | None = {}
@@ -423,7 +423,7 @@ class Holders:
             self._counts = _with_holders(self._counts, part)
 
     def join(self, other: Holders) -> None:
-        """Add what another group of rows holds."""
+        """Add the counts of another group of rows."""
         if self._counts is None or other._counts is None:
             self._counts = None
             return

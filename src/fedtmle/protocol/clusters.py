@@ -1,24 +1,25 @@
 """Clusters in more than one silo: how they are found, and what that discloses.
 
-A variance by cluster needs the sum of D over *all* of a cluster's rows. A cluster whose rows are in two
-silos, taken for two clusters, loses the products between its parts, and the standard error is wrong.
+A variance by cluster needs the sum of D over *all* of a cluster's rows. If the
+rows of a cluster are in two silos and are treated as two clusters, the products between its two parts are
+lost, and the standard error is wrong.
 
-What a study declares with ``cluster_scope``:
+A study declares one of these with ``cluster_scope``:
 
 * "silo": an identifier means nothing elsewhere. Nothing is compared, nothing is sent.
 * "shared": the same identifier is the same cluster. Each silo sends the digests of its identifiers, once;
-  the server tells every silo how many are in more than one, and any at all stops the run.
+  the server tells every silo how many clusters are in more than one silo. If there is any, the run stops.
 * "spanning": the same, but such clusters are allowed. Their digests are broadcast, and the closing message
   carries each one's sums, added over silos (`targets.effects.moments`). A silo's guard refuses if its part
   of such a cluster is smaller than the silo's smallest cell: the sum over one row is that row's.
 
-What is disclosed by "shared" and "spanning": to the server, how many clusters each silo has and, of any two
-silos, how many they share; to the silos, how many clusters are shared ("spanning": which of their own).
-A digest is of 128 bits, so that none collide by chance. Identifiers themselves never leave a silo, but
-whoever has a digest can test a guess at what it is of: numbers from 1 to a million are guessed in a second.
+"shared" and "spanning" disclose to the server how many clusters each silo has, and how many any two silos
+share. They disclose to each silo how many clusters are shared ("spanning": which of its own).
+A digest has 128 bits, so that none collide by chance. Identifiers themselves never leave a silo, but whoever
+has a digest can test guesses at its identifier: all numbers from 1 to a million take a second.
 Therefore a silo file may give the column a ``secret`` that the hospitals share and the server does not know;
-the digests are then keyed with it where the records are read. A mixture of secrets is refused: clusters
-keyed differently would never be seen to meet.
+the digests are then keyed with it where the records are read. If silos use
+different secrets, the run is refused, because their digests would never match.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from fedtmle.protocol.masks import Lane
 from fedtmle.protocol.query import AbstractQuery, AbstractTotals, Local
 from fedtmle.targets.effects.prepare import DIGEST, cluster_digest
 
-FINGERPRINT = 4  # bytes that tell one secret from another
+FINGERPRINT = 4  # bytes that distinguish one secret from another
 MOST_CLUSTERS = 1 << 24
 MOST_SPANNING = 1 << 12  # each adds its own sums to the closing message
 _KEYED = "keyed:"
@@ -69,11 +70,11 @@ class DigestsCode(AbstractCode[Digests]):
 
     @property
     def numbers(self) -> int:
-        return 0  # as many digests as the silo has clusters
+        return 0  # unknown: one digest per cluster of the silo
 
     def write(self, value: Digests, out: BitWriter) -> None:
         out.gamma((len(value),))
-        # One number for all: appending one by one would copy all before it each time.
+        # Append all digests as one number: appending one by one would copy the earlier ones each time.
         out.uint(int.from_bytes(b"".join(value), "big"), 8 * DIGEST * len(value))
 
     def read(self, bits: BitReader) -> Digests:
@@ -108,10 +109,10 @@ class ClustersCode(AbstractCode[Clusters]):
 @final
 @dataclass(frozen=True, kw_only=True)
 class ClustersQuery(AbstractQuery[Clusters, Digests]):
-    """The digests of all clusters go up; those in more than one silo come down, or stop the run."""
+    """Silos send the digests of all clusters; those in more than one silo are broadcast, or stop the run."""
 
     column: str
-    spanning: bool  # whether they are allowed
+    spanning: bool  # whether a cluster may be in more than one silo
 
     @property
     def explanation(self) -> str:
@@ -182,9 +183,9 @@ class ClustersQuery(AbstractQuery[Clusters, Digests]):
 @final
 @dataclass(frozen=True, kw_only=True)
 class SpanningQuery(AbstractTotals[None, None]):
-    """Whether each silo will add its parts of the clusters that span silos; one that will not, refuses.
+    """Ask each silo to agree to add its parts of the clusters that span silos; a silo that may not, refuses.
 
-    No bit is sent: an answer is consent. The sum over a part of a few rows would disclose each of them.
+    No bit is sent: to answer is to agree. The sum over a part of a few rows would disclose each of them.
     """
 
     column: str
@@ -196,7 +197,7 @@ class SpanningQuery(AbstractTotals[None, None]):
 
     @property
     def answer_code(self) -> Nothing:
-        return Nothing(numbers=1)  # that the silo's parts are large enough
+        return Nothing(numbers=1)  # discloses that the silo's parts are large enough
 
     @property
     def pooled_code(self) -> Nothing:

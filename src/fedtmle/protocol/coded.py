@@ -45,7 +45,7 @@ from fedtmle.protocol.query import (
     law_at,
 )
 
-CURVATURE_BITS = 10  # of the largest entry of a silo's curvature: calibration needs no more
+CURVATURE_BITS = 10  # significant bits of the largest entry of a silo's curvature; calibration needs no more
 FINEST_CURVATURE = 60  # binary places below the public bound of a curvature's entries
 
 
@@ -53,7 +53,7 @@ class Action(enum.IntEnum):
     """The two-bit action of eq. (protocol-action)."""
 
     STEP = 0b00  # ||g~|| > 3 delta/4: a gradient step
-    ACCEPT = 0b01  # small at t > 0: accept eps^k, look at the new origin
+    ACCEPT = 0b01  # small at t > 0: accept eps^k, and ask at the new origin
     FINISH = 0b10  # small at t = 0: the certificate
 
 
@@ -192,11 +192,11 @@ class LatticeCode(AbstractCode[Lattice]):
 @final
 @dataclass(frozen=True, kw_only=True)
 class CalibrationQuery(AbstractQuery[SiloCurvature, Lattice]):
-    """One counted round that fixes beta, h and, where the law does not know it, C.
+    """One counted round that fixes beta, h and, unless it is public, C.
 
     Where C is public (raw coordinates, or a law that knows its curvature) a silo discloses one number, the
     norm of C H_m C^T, or that matrix if beta is that of the pooled curvature; else its curvature H_m.
-    What is pooled is a function of totals unless beta is the largest of the silos' own.
+    The pooled value is a function of totals, unless beta is the largest of the silos' own.
     """
 
     problem: Problem
@@ -270,7 +270,7 @@ class CalibrationQuery(AbstractQuery[SiloCurvature, Lattice]):
         return congruence(C, unpack(sums, self.dim) + normaliser.hessian(origin))
 
     def row_means(self, answer: SiloCurvature, local: Local) -> RowMeans:
-        """Return the means behind a curvature; for a norm, those along its eigenvector (first order)."""
+        """Return a curvature as means over the rows; for a norm, along its eigenvector (first order)."""
         dim, upper = self.dim, upper_pairs(self.dim)
         C = np.eye(dim) if self.C is None else floating(self.C)
         zero, submodel = np.zeros(dim), local.submodel(self.problem, self.law)
@@ -351,7 +351,7 @@ class CalibrationQuery(AbstractQuery[SiloCurvature, Lattice]):
             return build_lattice(delta=self.delta, beta=significant(self.smoothness, up=True), C=C)
         # The answers are in the coordinates of a public C already.
         along = np.eye(self.sent_dim) if self.C is not None else floating(C)
-        # The server sends beta, yet whoever replays the answers must arrive at the same one: plain floats.
+        # The server sends beta, but a replay of the answers must compute the same value: use plain floats.
         norms = [symmetric_norm(congruence(along, matrix)) for matrix in matrices]
         spread = operator_norm_squared(along) * rounding
         factor = self.smoothness.factor if isinstance(self.smoothness, Estimated) else 1.0
@@ -379,7 +379,7 @@ def _rounding(unit: float, dim: int) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Rounded:
-    """q_r and the action that the server derived from it; every party derives it again."""
+    """q_r and the action that the server derived from it; every party derives the action again."""
 
     q: tuple[int, ...]
     action: Action

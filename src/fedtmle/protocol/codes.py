@@ -1,11 +1,11 @@
-"""How an answer, or what was pooled, is written as bits.
+"""How answers and broadcasts are written as bits.
 
 `BitWriter` and `BitReader` know signed Elias-gamma codewords (S.2.1) and fixed-width integers. A code
 (`AbstractCode`) is a value with two inverse methods on top of them. Every decoder raises `DecodeError` on
 bits that its encoder could not have written, so that each payload has one form.
 
-The bits that are counted are the bits that are written here; padding to whole bytes and the envelope around
-them (`protocol.messages`) are accounted separately.
+Only the bits written here are counted; padding to whole bytes and the envelope around them
+(`protocol.messages`) are accounted separately.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Remembered(NamedTuple):
         return tuple(nearest(value, exponent - self.exponent) for value in self.values)
 
 
-Memory: TypeAlias = Mapping[str, Remembered]  # by the name of a stream: what differences on a link refer to
+Memory: TypeAlias = Mapping[str, Remembered]  # by stream: the values that differences on a link refer to
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +80,8 @@ def fixed_width(largest: int) -> int:
 
 
 GOLOMB_ORDER_BITS = 5
-ELIAS_DELTA = (1 << GOLOMB_ORDER_BITS) - 1  # in the place of an order: integers of very different sizes
-NOT_TOLD = ELIAS_DELTA - 1  # in the place of an order: no integers follow (`Declinable`)
+ELIAS_DELTA = (1 << GOLOMB_ORDER_BITS) - 1  # instead of an order: the integers are of very different sizes
+NOT_TOLD = ELIAS_DELTA - 1  # instead of an order: no integers follow (`Declinable`)
 
 
 def golomb_length(values: Iterable[int], order: int) -> int:
@@ -98,7 +98,7 @@ def _golomb_length(rests: Sequence[int], order: int) -> int:
 
 
 def golomb_order(values: Sequence[int]) -> int:
-    """Return the order, near the logarithm of the mean size, or `ELIAS_DELTA`: whichever is shortest."""
+    """Return the order, near the logarithm of the mean size, or `ELIAS_DELTA`: whichever code is shorter."""
     return _golomb_order(tuple(values))
 
 
@@ -163,7 +163,7 @@ class BitWriter:
 class BitReader:
     """Reads what `BitWriter` wrote; anything else is a `DecodeError`.
 
-    It works in place: time and memory are those of what is read, however long the bit string is.
+    It works in place: time and memory depend on the bits read, not on the length of the bit string.
     """
 
     def __init__(self, bits: Bits) -> None:
@@ -183,7 +183,7 @@ class BitReader:
         return self._peek(start, self._at)
 
     def is_next(self, value: int, width: int) -> bool:
-        """Return whether the next ``width`` bits are ``value``; they stay to be read."""
+        """Return whether the next ``width`` bits are ``value``, without consuming them."""
         stop = self._at + width
         return stop <= self._end and self._peek(self._at, stop) == value
 
@@ -209,7 +209,7 @@ class BitReader:
         raise DecodeError("a codeword is longer than that of any number of this protocol")
 
     def golomb(self, count: int) -> tuple[int, ...]:
-        """Read ``count`` integers that `BitWriter.golomb` wrote; another order than the best is refused."""
+        """Read ``count`` integers that `BitWriter.golomb` wrote; refuse any order but the shortest."""
         order = self.uint(GOLOMB_ORDER_BITS)
         if order == ELIAS_DELTA:
             values = [self._delta() for _ in range(count)]
@@ -225,7 +225,7 @@ class BitReader:
         return unzigzag((self.uint(2 * self._zeros() + 1) - 1 << order | self.uint(order)) + 1)
 
     def _golomb_ahead(self, order: int, most: int) -> list[int]:
-        """Read codewords of an order, at most so many, as long as they are within the next few words."""
+        """Read at most ``most`` codewords of an order, as far as they lie within the next few words."""
         left = min(_AHEAD, self._end - self._at)
         rest = self._peek(self._at, self._at + left)
         values: list[int] = []
@@ -280,7 +280,7 @@ class AbstractCode(ABC, Generic[Value]):
 
     @property
     def streams(self) -> tuple[str, ...]:
-        """The streams of messages whose last one the code remembers."""
+        """The streams whose last payload the code remembers."""
         return ()
 
     def renamed(self, suffix: str) -> AbstractCode[Value]:
@@ -292,7 +292,7 @@ class AbstractCode(ABC, Generic[Value]):
         return self
 
     def memory(self, value: Value) -> Memory:
-        """Return what both ends of a link remember of this payload, by stream."""
+        """Return the part of this payload that both ends of a link remember, by stream."""
         return {}
 
 
@@ -523,9 +523,10 @@ class Golomb(AbstractCode[Integers]):
 @final
 @dataclass(frozen=True)
 class Declinable(AbstractCode[Integers | None]):
-    """Integers in a code that begins with the order of a Golomb code, or None if they may be declined.
+    """Integers in a code that begins with the order of a Golomb code, or None if the silo declined.
 
-    None takes the place of the order (`NOT_TOLD`), so that integers cost no bit more. It is not remembered.
+    None is written in the place of the order (`NOT_TOLD`), so that integers cost no extra bit. It is not
+    remembered.
     """
 
     code: AbstractCode[Integers]
@@ -606,7 +607,7 @@ class Joined(AbstractCode[Parts]):
 @final
 @dataclass(frozen=True)
 class Nothing(AbstractCode[None]):
-    """No bits: an answer that consists in being given."""
+    """No bits: the only information is that an answer was given."""
 
     numbers: int = 0
 
@@ -632,7 +633,7 @@ def read_floats(bits: BitReader, count: int) -> Array:
 
 
 def write_bytes(data: bytes, out: BitWriter) -> None:
-    """Append a length and so many bytes: as one number, since appending one by one copies all before it."""
+    """Append a length and that many bytes, as one number: appending one by one copies all earlier ones."""
     out.gamma((len(data),))
     out.uint(int.from_bytes(data, "big"), 8 * len(data))
 

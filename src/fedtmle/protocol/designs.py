@@ -1,8 +1,8 @@
 """The columns of all models of one response, judged together.
 
-At the start of their fits two models of the same response tell sums of the same residuals over different
-columns, so that differences of columns between the models are told as well. A silo keeps the columns that
-were asked of each response, and judges their union whenever a model adds to it.
+At the start of their fits, two models of the same response disclose sums of the same residuals times
+different columns, and hence sums for the differences of columns between the models. A silo keeps the columns
+that were asked for each response, and judges their union whenever a model adds columns to it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class _Response:
 
 @dataclass
 class Designs:
-    """The columns that were asked in one session, response by response."""
+    """The columns that were asked in one session, by response."""
 
     _responses: list[_Response] = field(default_factory=list)
     _known: dict[int, Model] = field(default_factory=dict)  # models that were added, by id
@@ -47,7 +47,7 @@ class Designs:
     def add(self, model: Model, submodel: AbstractSubmodel, enough: float) -> float:
         """Return the largest leverage in the columns of all models of the response, this one included.
 
-        It is 0 if the model adds no columns to those of others. A bound that is at most ``enough`` will do.
+        It is 0 if the model adds no columns. An upper bound may be returned if it is at most ``enough``.
         """
         names = model.design_names
         if id(model) in self._known or names is None or not isinstance(submodel, GeneralisedLinear):

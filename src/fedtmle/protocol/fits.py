@@ -45,7 +45,7 @@ from fedtmle.protocol.query import (
 )
 from fedtmle.protocol.sums import mean_gradient, norm
 
-AVERAGE_STEPS = 16  # of an average, in one step of a fit
+AVERAGE_STEPS = 16  # steps of an average in one step of a fit
 
 
 class Weighting(enum.StrEnum):
@@ -56,7 +56,7 @@ class Weighting(enum.StrEnum):
 
 
 class FitOutcome(enum.IntEnum):
-    """What a silo says of its fit, in two bits."""
+    """How a silo's fit ended, in two bits."""
 
     FITTED = 0  # a minimum was found
     ZERO = 1  # zero is a minimiser, or rounds to zero, or is within the declared noise
@@ -68,12 +68,11 @@ class FitOutcome(enum.IntEnum):
 class RetirementRule:
     """When a silo's fit counts as zero.
 
-    An exact zero always does. With ``lattice`` = lambda, fits are rounded to multiples of
-    lambda and one that rounds to zero counts. With ``gap`` = tau, so does a fit that gains no more than
-    tau: Delta_m <= tau. With ``noise`` = c, so does a fit whose EIF mean
-    g is within that fraction of the silo's own sampling noise: g . Sigma^-1 g <= c^2 d, Sigma
-    the covariance of the silo's own estimate. (For a likelihood loss that is 2 N_m Delta_m to
-    second order; unlike it, it holds for every loss.)
+    An exact zero always does. With ``lattice`` = lambda, fits are rounded to multiples of lambda, and a fit
+    that rounds to zero counts as zero. With ``gap`` = tau, so does a fit that lowers the loss by at most tau:
+    Delta_m <= tau. With ``noise`` = c, so does a fit whose EIF mean g is within that fraction of the silo's
+    own sampling noise: g . Sigma^-1 g <= c^2 d, Sigma the covariance of the silo's own estimate. (For a
+    likelihood loss the left side is 2 N_m Delta_m to second order; the rule applies to every loss.)
     """
 
     lattice: float | None = None
@@ -84,7 +83,7 @@ class RetirementRule:
         """Return whether the silo's EIF mean is within the declared fraction of its sampling noise."""
         if self.noise is None or not np.isfinite(covariance).all():  # one row has no spread to compare
             return False
-        # The silo alone decides, and sends its decision: LAPACK's last bits cannot set parties apart.
+        # The silo alone decides, and sends its decision: parties cannot disagree over LAPACK's last bits.
         return bool(gradient @ np.linalg.pinv(covariance) @ gradient <= self.noise**2 * len(gradient))
 
 
@@ -137,7 +136,7 @@ class FitAnswer:
 
 @dataclass(frozen=True, kw_only=True)
 class FitAverage:
-    """The average over the silos still fitting, the pooled EIF sums if asked for, and what happened."""
+    """The average over the silos still fitting, the pooled EIF sums if asked for, and how the fits ended."""
 
     eps: Array
     fitting: int  # silos whose fit was averaged
@@ -264,7 +263,7 @@ class FitQuery(AbstractQuery[FitAnswer, FitAverage]):
         return (Evaluation(self.problem, self.law, np.zeros(self.dim)),)
 
     def residual(self, pooled: FitAverage) -> float | None:
-        if pooled.origin is None:  # the silos that left are not asked, so no pooled residual is known
+        if pooled.origin is None:  # silos that retired are not asked, so no pooled residual is known
             return None
         return norm(mean_gradient(self.problem, self.law, np.zeros(self.dim), pooled.origin, self.n))
 
@@ -309,7 +308,7 @@ class FitQuery(AbstractQuery[FitAnswer, FitAverage]):
         return answer if answer.eps.any() else replace(answer, outcome=FitOutcome.ZERO)
 
     def _retires_early(self, local: Local, fit: LocalMinimum) -> bool:
-        """Return whether a rule lets the silo leave though its fit is not zero."""
+        """Return whether a rule lets the silo retire although its fit is not zero."""
         if self.rule.gap is not None and fit.decrease <= self.rule.gap:
             return True
         if self.rule.noise is None:
@@ -411,7 +410,7 @@ class FitQuery(AbstractQuery[FitAnswer, FitAverage]):
         return Fraction(self._weight(silo, sizes))
 
     def row_means(self, answer: FitAnswer, local: Local) -> RowMeans:
-        """Return the gradient at the fit, which a minimiser discloses to be zero, and any at the origin."""
+        """Return the gradient at the fit, which is disclosed to be zero, and any gradient at the origin."""
         zero = np.zeros(self.dim)
         fine = 2.0 ** -np.array(self.shifts, dtype=np.float64)
         coarse = fine + (self.solver.gradient or 0.0)
@@ -428,7 +427,7 @@ class FitQuery(AbstractQuery[FitAnswer, FitAverage]):
         )
 
     def gap_bound(self, local: Local) -> float | None:
-        """Return a bound of the local gap that is left when a silo retires; None if no rule gives one.
+        """Return a bound of the local gap that remains when a silo retires; None if no rule gives one.
 
         A fit that rounds to zero leaves at most beta d lambda^2/8, for beta a bound of the silo's Hessian at
         every eps; a retirement by gap leaves at most that gap.

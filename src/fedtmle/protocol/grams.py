@@ -1,4 +1,4 @@
-"""What silos tell each other about the rows of all of them, before they answer: three queries under masks.
+"""Three masked queries by which silos learn about the rows of all silos before they answer.
 
 `PeopleQuery` counts the people in each column, `LookQuery` pools the sums S of t t^T, and `SharesQuery`
 counts the silos that have at most a given share of every combination. Each is asked for in a round of its
@@ -26,7 +26,7 @@ from fedtmle.protocol.masks import Lane
 from fedtmle.protocol.query import AbstractTotals, Local, Phase
 from fedtmle.protocol.subjects import AbstractSubject
 
-CLEAR = 4.0  # times the error that each eigenvalue of M exceeds where it is resolved
+CLEAR = 4.0  # M is resolved if each of its eigenvalues exceeds the error by this factor
 # Shares of a combination that may remain without one silo: quarter powers of 1/2, down to 1/256.
 RESTS = tuple(2.0 ** (-k / 4) for k in range(1, 33))
 
@@ -34,7 +34,7 @@ People = tuple[tuple[int, ...], ...]  # by group of silos and combination of col
 
 
 class AbstractLook(AbstractTotals[Integers, Integers]):
-    """Integers that silos of a group add up under masks, and never send open."""
+    """Integers that silos of a group add up under masks, and never send unmasked."""
 
     @property
     def needs_masks(self) -> bool:
@@ -55,7 +55,7 @@ class AbstractLook(AbstractTotals[Integers, Integers]):
 @final
 @dataclass(frozen=True, kw_only=True)
 class PeopleQuery(AbstractLook):
-    """How many people have each column of some subjects, and each reference level, by group of silos."""
+    """How many people have each column, and each reference level, of some subjects, by group of silos."""
 
     subjects: tuple[AbstractSubject, ...]
     n: int
@@ -99,7 +99,7 @@ class PeopleQuery(AbstractLook):
 @final
 @dataclass(frozen=True, kw_only=True)
 class PooledGram:
-    """A lower bound of S at one point: M by group, the coordinates, and the error above of the whole.
+    """A lower bound of S at one point: M by group, the coordinates, and a bound of the error of M.
 
     ``people`` are the totals of a `PeopleQuery`, ``by_rest`` those of a `SharesQuery`, () if none was asked.
     """
@@ -160,7 +160,7 @@ class PooledGram:
         return RowSpace.pooled(C, matrix, error, pieces)
 
     def has_rests(self, local: Local) -> Iterator[bool]:
-        """Yield for each of `RESTS` whether at least so much of every combination is not this silo's.
+        """Yield, for each share in `RESTS`, whether the others have at least that share of every combination.
 
         With Z the own rows in the metric of S, the silo's largest share is the largest eigenvalue of Z Z^T.
         """
@@ -177,9 +177,9 @@ class PooledGram:
         return (rest >= level for level in RESTS)
 
     def rest(self, local: Local, colluders: int) -> float:
-        """Return how much of every combination remains if so many other silos take out their rows, at least.
+        """Return a lower bound on the share of every combination that remains without ``colluders`` silos.
 
-        If every other silo leaves a share of r at least, so many of them leave 1 - colluders (1 - r).
+        If every other silo leaves at least a share r, that many silos leave at least 1 - colluders (1 - r).
         """
         if not colluders:
             return 1.0
@@ -189,7 +189,7 @@ class PooledGram:
 
 
 class Asked(NamedTuple):
-    """One matrix of a look: whose, in which coordinates, on which grid, and who has which column."""
+    """One matrix of a look: its subject, coordinates and grid, and how many people have each column."""
 
     subject: AbstractSubject
     C: Array
@@ -202,17 +202,17 @@ class Asked(NamedTuple):
 
     @property
     def error(self) -> float:
-        """A bound of the operator norm of what rounding does to M."""
+        """A bound on the operator norm of the rounding error of M."""
         return self.dim * 2.0 ** (self.grid - 1)
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class LookQuery(AbstractLook):
-    """The pooled sums of t t^T of some subjects in public coordinates, rounded; masked, and never open.
+    """The pooled sums of t t^T of some subjects in public coordinates, rounded; never sent unmasked.
 
-    They are told by group of silos. Each silo rounds to multiples of 2^e <= n 2^grid / silos, so that the
-    total over all groups is off by n 2^(grid - 1).
+    The totals are disclosed by group of silos. Each silo rounds to multiples of 2^e <= n 2^grid / silos, so
+    that the total over all groups is off by at most n 2^(grid - 1).
     """
 
     asked: tuple[Asked, ...]
@@ -248,7 +248,7 @@ class LookQuery(AbstractLook):
         return tuple(value for each in self.asked for value in self._rounded(each, local))
 
     def rare_columns(self, floor: int) -> tuple[str, ...]:
-        """Return what fewer people of all silos have than ``floor``, if anybody: columns and levels."""
+        """Return the columns and levels that between 1 and ``floor`` - 1 people of all silos have."""
         rare: dict[str, None] = {}
         for each in self.asked:
             names = each.subject.names
@@ -330,6 +330,6 @@ class SharesQuery(AbstractLook):
         return tuple(int(has) for gram in self.grams for has in gram.has_rests(local))
 
     def judged(self, pooled: Integers) -> list[PooledGram]:
-        """Return the matrices with what is known now of the silos' shares."""
+        """Return the matrices with the shares that this query pooled."""
         rest = iter(pooled)
         return [replace(gram, by_rest=tuple(islice(rest, len(RESTS)))) for gram in self.grams]

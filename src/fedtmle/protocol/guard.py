@@ -1,9 +1,9 @@
-"""The guard: the one place that holds a query and its answer against a silo's policy.
+"""The guard: the one place that checks a query and its answer against a silo's policy.
 
 A silo answers in four steps: the `Guard` *admits* the query by limits that do not depend on the rows, it
-*examines* the rows behind it, the query computes its answer, and the guard *releases* the answer, with the
-parts suppressed that stand for too few people. Limits that do not depend on data have reasons of their
-own; all others share one coarse code, so that a refusal discloses as little as it can.
+*examines* the rows behind it, the query computes its answer, and the guard *releases* the answer, after
+suppressing the parts that rest on too few people. Limits that do not depend on data each have their own
+reason code; all others share one coarse code, so that a refusal discloses as little as it can.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ from fedtmle.protocol.query import (
 from fedtmle.protocol.subjects import Union
 
 LAXEST = Policy()  # that a silo file can state
-MOST_DECLINED = 4  # answers that a silo declines in one study: each is a bit about its rows
-MOST_KEPT = 1 << 22  # numbers of told columns that are kept while they are judged, instead of evaluated again
-MARGIN = 1.5  # by which a look is to fall below what is allowed, so that it lasts for nearby points
+MOST_DECLINED = 4  # answers that a silo may decline in one study; each discloses a bit about its rows
+MOST_KEPT = 1 << 22  # numbers of disclosed columns to keep in memory; beyond, they are evaluated again
+MARGIN = 1.5  # factor by which a look should stay below the limit, so that it also holds at nearby points
 
 
 class RefusalError(Exception):
@@ -69,14 +69,14 @@ class RefusalError(Exception):
 
 
 class _NotHereError(RefusalError):
-    """The rows may not be told at one point of a model; they may at others."""
+    """The policy refuses the rows' sums at one point of a model, but may allow them at others."""
 
 
 class DisclosureMeter(Protocol):
-    """Keeps the disclosure of named attributes over one session (`privacy.limit`)."""
+    """Tracks the disclosure of named attributes over one session (`privacy.limit`)."""
 
     def admit(self, query: Query) -> str | None:
-        """Count the query in; return the attribute that its answer would disclose too well, or None."""
+        """Account for the query; return an attribute that its answer would disclose too well, or None."""
         ...
 
 
@@ -100,7 +100,7 @@ class _Examined(NamedTuple):
 
 
 class Guard:
-    """One session's meter: what was asked so far, against the policy."""
+    """Checks the queries and answers of one session against the policy, and keeps the totals so far."""
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class Guard:
         self.functionals = 0
         self.declined = 0  # answers
         self._travelled: tuple[object, float] = (None, 0.0)  # a law, and the length of its history
-        # By id of the model, which the value keeps alive, and whether the Hessian was looked at.
+        # Keys are the id of the model, which the value keeps alive, and whether the Hessian was examined.
         self._examined: dict[tuple[int, bool], _Examined] = {}
         self._designs = Designs()
         self._unions: list[Union] = []  # of models whose columns were judged with those of other silos
@@ -160,7 +160,7 @@ class Guard:
             raise RefusalError(Reason.TOO_FEW_SILOS, "colluders")
 
     def admit(self, query: Query, local: Local) -> None:
-        """Charge the query and check the limits that do not depend on what the rows hold.
+        """Charge the query, and check the limits that do not depend on the rows' values.
 
         A silo that restarts admits its earlier queries again, which restores the totals.
         """
@@ -186,7 +186,7 @@ class Guard:
                 raise RefusalError(Reason.TOO_FAR, "max_path")
             if point.batch is not None:
                 self._follow_batch(local.batch(point.batch), local.n_rows)
-        # Judged at a public centre, so that a refusal discloses nothing of the rows.
+        # Judged at a public centre, so that a refusal discloses nothing about the rows.
         attribute = None if self._meter is None else self._meter.admit(query)
         if attribute is not None:
             raise RefusalError(Reason.DISCLOSURE, f"disclosure: {attribute}")
@@ -230,7 +230,7 @@ class Guard:
     def _may_decline(self, query: Query, more: int) -> bool:
         """Return whether the silo may answer None instead of refusing the study.
 
-        Under masks it may not: totals without this silo would be told.
+        Under masks it may not, because totals without this silo would be disclosed.
         """
         is_open = not (self._is_masked or self._rehearses_masked)
         return query.is_declinable and is_open and self.declined + more < MOST_DECLINED
@@ -242,7 +242,7 @@ class Guard:
             self._examine_own_union(point, local, looks)
 
     def _examine_people(self, query: Query, local: Local) -> None:
-        """Check how many people are behind each part of an answer, and whether it is a whole model."""
+        """Check how many people each part of an answer is about, and whether the silo may send a model."""
         if not self.policy.allow_models and query.ships_model(local.name):
             raise RefusalError(Reason.POLICY, "allow_models")
         rare = query.rare_columns(self.policy.min_support)
@@ -269,12 +269,12 @@ class Guard:
                 self._examine_cell(cell, values, n_rows)
 
     def charge(self, query: Query, bits: int, declined: int = 0) -> None:
-        """Charge what the query could not declare: the bits of the answer, and how many parts it declines."""
+        """Charge what is known only with the answer: its bits, and the number of parts that were declined."""
         self.declined += declined
         self.functionals += disclosed_numbers(query, bits) - query.functionals
 
     def _examine_cell(self, cell: CountCell, values: Array, n_rows: int) -> None:
-        """Check that a count is zero or large enough, and so is that of the others."""
+        """Check that a count and its complement are each zero or large enough."""
         count, total = values[cell.at], n_rows if cell.of is None else values[cell.of]
         if count == 0 and total > 0 and cell.is_arm and not self.policy.allow_one_arm:
             raise RefusalError(Reason.POLICY, "allow_one_arm")
@@ -291,12 +291,12 @@ class Guard:
             raise RefusalError(Reason.POLICY, "min_people", advice)
 
     def _with_trust(self, advice: str) -> str:
-        """Return advice about a model's columns, with what the owners of masked silos can do besides."""
+        """Return advice about a model's columns; in a masked study, add what the owners can do together."""
         is_masked = self._is_masked or self._rehearses_masked
         return f"{advice} {TRUST}" if is_masked and advice and self.policy.colluders else advice
 
     def _examine_support(self, point: Evaluation, local: Local) -> None:
-        """Check that each column of a model has enough people in it, or none: the same ones at every law."""
+        """Check that each column of a model has enough people or none; the law does not matter."""
         floor, is_batch = self.policy.min_support, point.batch is not None
         if floor <= 1 or (not is_batch and id(point.model) in self._supported):
             return
@@ -334,7 +334,7 @@ class Guard:
                 space = looks.space(point, part, local, rule.left_out)
                 look = submodel.look(point.eps, part, enough=allowed / MARGIN, space=space)
                 if not look.largest <= allowed:
-                    if looks.groups.tells_shares:  # the own rows may do
+                    if looks.groups.tells_shares:  # the own rows may suffice
                         return False
                     told = partial(submodel.told_rows, point.eps, part)
                     advice = about_combination(point.model.design_names, told, space)
@@ -347,7 +347,7 @@ class Guard:
         return True
 
     def _rules(self, groups: LookGroups) -> list[Rule] | None:
-        """Return the rules by which this silo judges its rows with those of others, None if by its own."""
+        """Return the rules for judging rows together with other silos', None to judge by its own alone."""
         policy = self.policy
         rules = groups.rules(policy.colluders, self._doubted, trusts=policy.trust_looks)
         return None if rules is None else [rule for rule in rules if getattr(policy, rule.floor) > 0]
@@ -381,7 +381,7 @@ class Guard:
         self._unions.append(union)
 
     def _examine_gradient(self, point: Evaluation, local: Local) -> None:
-        """Check that no combination of a gradient's sums rests on few people, nor a Hessian's quadratic form.
+        """Check that no combination of a gradient's sums, or Hessian's quadratic form, rests on few people.
 
         The result is reused at nearby eps.
         """
@@ -414,9 +414,9 @@ class Guard:
                 self._examined[key] = _Examined(point, look, look.radius(self._allowed))
 
     def _follow_batch(self, rows: np.ndarray, n_rows: int) -> None:
-        """Check that batches are parts of one partition: two that differ in a few rows disclose those.
+        """Check that batches are parts of one partition: two that differ in a few rows disclose these rows.
 
-        Batches that may be drawn anew are remembered, and judged together where the rows are examined.
+        Batches that may be drawn anew are only recorded here, and judged together when the rows are examined.
         """
         if self.policy.min_batch == 0 or not len(rows):
             return
@@ -432,7 +432,7 @@ class Guard:
             self._batch_of = np.full(n_rows, -1)
         owners = self._batch_of[rows]
         first = int(owners[0])
-        in_order = (rows[1:] > rows[:-1]).all()  # usually; sorting is left for the exception
+        in_order = (rows[1:] > rows[:-1]).all()  # usually true; sort only if not
         if (owners != first).any() or not (in_order or len(np.unique(rows)) == len(rows)):
             raise RefusalError(Reason.BATCHES, "min_batch")
         if first < 0:
@@ -446,7 +446,7 @@ class Guard:
 
 
 def _largest_of_columns(told: ToldColumns, enough: float) -> float:
-    """Return the largest leverage in told columns, or a bound that is at most ``enough``."""
+    """Return the largest leverage in disclosed columns, or an upper bound that is at most ``enough``."""
     pieces = _kept(told)
 
     def group(number: int) -> Iterator[PersonRows]:
@@ -466,10 +466,10 @@ def _largest_of_columns(told: ToldColumns, enough: float) -> float:
 
 
 def _kept(told: ToldColumns) -> Callable[[], Iterable[Array]]:
-    """Return the pieces of told columns, evaluated once as long as they take little memory.
+    """Return the pieces of disclosed columns, evaluated once if they take little memory.
 
-    If all are judged together, one is kept of columns that are the same for everybody: no combination of
-    them tells more.
+    If all columns are judged together, only one of several identical columns is kept: the others add no
+    information.
     """
     kept: list[Array] = []
     size = 0
@@ -499,7 +499,7 @@ def _allowed(policy: Policy) -> float:
 
 
 def _may_tell(query: Query, local: Local, policy: Policy) -> bool:
-    """Return whether no combination of the columns that a query asks for rests on few people."""
+    """Return whether every combination of the columns that a query asks for rests on enough people."""
     if not policy.min_people > 0 or (told := query.told_columns(local)) is None:
         return True
     return _largest_of_columns(told, _allowed(policy)) <= _allowed(policy)
@@ -539,6 +539,6 @@ def _evaluations(query: Query) -> Iterator[tuple[Phase, Evaluation]]:
 
 
 def disclosed_numbers(query: Query, bits: int) -> int:
-    """Return the numbers in an answer: as its query declares, and one per 64 bits if a member cannot know."""
+    """Return how many numbers an answer has: as declared, or one per 64 bits if a member cannot know."""
     is_declared = all(member.functionals for member in query.members)
     return query.functionals + (0 if is_declared else math.ceil(bits / 64))

@@ -34,7 +34,7 @@ from fedtmle.protocol.codes import BitReader, BitWriter
 Matrix = tuple[tuple[Fraction, ...], ...]
 IntMatrix = tuple[tuple[int, ...], ...]
 
-SIGNIFICANT_BITS = 8  # of each entry of C and of beta: what is sent is what is used
+SIGNIFICANT_BITS = 8  # of each entry of C and of beta; the values sent are the values used
 LARGEST_MANTISSA = 1 << SIGNIFICANT_BITS
 LARGEST_EXPONENT = 1000
 CHECK_BITS = 16
@@ -169,7 +169,7 @@ class Lattice:
 
     @property
     def smoothness_bits(self) -> int:
-        """The length of beta's code, where the steps of a run settle it."""
+        """The number of bits that beta takes if it is set during the steps of a run."""
         out = BitWriter()
         _write_significant(self.beta, out)
         return out.finish().length
@@ -254,9 +254,9 @@ def floating(matrix: Matrix) -> Array:
 def whitener(curvature: Array, rounding: float = 0.0) -> Matrix:
     """Return C, the inverse Cholesky factor of the curvature, rounded to 8 significant bits.
 
-    ``rounding`` bounds the operator norm of what rounding changed. Two coordinates may be one and the same,
-    as risks at two horizons without an event between them: the factor is then that of curvature + rounding I,
-    which is no less than the curvature before it was rounded. A coordinate of no curvature is refused.
+    ``rounding`` bounds the operator norm of the rounding error. Two coordinates may be identical, such as
+    risks at two horizons without an event between them. The factor is then that of curvature + rounding I,
+    which is at least the curvature before it was rounded. A coordinate of no curvature is refused.
     """
     diagonal: list[float] = np.diag(curvature).tolist()
     factor = cholesky(curvature)
@@ -287,7 +287,7 @@ def working_tolerance(tolerance: float, error: float, rule: str | None = None) -
     """Return delta less the error of exact sums and quadrature; refuse a tolerance too fine for it.
 
     ``error`` is known at the first law; later laws may have rows bounded less tightly, so four
-    times it is set aside. ``rule`` is the one that set the tolerance, where nobody gave a number.
+    times it is set aside. ``rule`` names the rule that set the tolerance, if it was not given as a number.
     """
     finest = finest_tolerance(error)
     if not tolerance >= finest:

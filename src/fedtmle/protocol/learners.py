@@ -109,7 +109,7 @@ class AbstractLocalFit(ABC):
 
     @abstractmethod
     def fit(self, local: Local) -> Models | None:
-        """Return the models, or None where the silo has too few rows."""
+        """Return the models, or None if the silo has too few rows."""
 
 
 @final
@@ -122,7 +122,7 @@ class ModelsCode(AbstractCode[Models | None]):
 
     @property
     def numbers(self) -> int:
-        return 0  # a model has as many as its fit gives it
+        return 0  # unknown until the models are fitted
 
     def write(self, value: Models | None, out: BitWriter) -> None:
         out.uint(int(value is not None), 1)

@@ -1,10 +1,10 @@
 """Looks: under masks, silos judge what they are about to send against the rows of all of them.
 
-An answer tells sums of rows t_i, and the share of one person in a combination of them is the leverage
-t_i^T S^-1 t_i (`model.leverage`). Where sums are masked, only totals are told, so that S is the pooled
-sum of t t^T. No silo knows it. Before the gradient of a nuisance model is asked, rounds of their own tell
-how many people have each column, then pool S, coarsely. Each silo then holds its own rows against what is
-surely in S:
+An answer discloses sums of rows t_i, and the share of one person in a combination of them is the leverage
+t_i^T S^-1 t_i (`model.leverage`). If sums are masked, only totals are disclosed, so that S is the pooled
+sum of t t^T, which no silo knows. Before the gradient of a nuisance model is asked, separate rounds count the
+people who have each column, and then pool S, coarsely. Each silo then compares its own rows with a lower
+bound of S:
 
     C S C^T / n = M + E,   |E| <= p 2^(grid - 1),   S >= n C^-1 (M - |E|) C^-T,
 
@@ -55,11 +55,11 @@ from fedtmle.protocol.subjects import AbstractSubject, Subject, Union, subjects_
 Result = TypeVar("Result")
 
 GRIDS = (-10, -11, -12)  # exponents of the grid of M, in the looks that follow each other at a first point
-MOST_GROUPS = 3  # of silos in a look: with more, less is left out, and more is told
+MOST_GROUPS = 3  # groups of silos in a look: with more groups, less is left out, but more is disclosed
 
 
 class Rule(NamedTuple):
-    """How a silo judges its rows: groups to leave out, the floor, and how many may subtract their rows."""
+    """How a silo judges its rows: groups to leave out, the floor, and how many silos may subtract theirs."""
 
     left_out: tuple[int, ...]
     floor: str
@@ -90,7 +90,7 @@ class LookGroups:
 
     @property
     def tells_shares(self) -> bool:
-        """Whether the silos must be believed, and tell how large a share of the sums they have."""
+        """Whether silos must be trusted, and so disclose how large a share of the sums they have."""
         return len(self.groups) == 1 and self.liars > 0
 
     def rules(
@@ -100,7 +100,7 @@ class LookGroups:
 
         The rows of all silos keep `min_pooled`; those that remain when some cheat keep `min_people`. Silos
         that are ``doubted`` may all lie, and so may as many ``colluders`` of the others. If there is but one
-        group, the silo must believe what the others say; ``trusts`` tells whether its owner lets it.
+        group, the silo must believe what the others say; ``trusts`` says whether its owner allows that.
         """
         choices = groups_left_out(self.groups, colluders, doubted)
         if choices is not None:
@@ -205,7 +205,7 @@ class Looks:
         return next((gram for gram in self._known if gram.subject is self._unions[number]), None)
 
     def _keep(self, new: PooledGram) -> None:
-        """Keep what is known now in the place of what was known of the same rows."""
+        """Replace earlier results for the same rows by these."""
         subject = new.subject
 
         def is_old(gram: PooledGram) -> bool:
@@ -261,7 +261,7 @@ class Looks:
         )
 
     def rest(self, point: Evaluation, part: Part, local: Local, colluders: int) -> float:
-        """Return how much of every combination remains if so many other silos take out their rows."""
+        """Return the share of every combination that remains if that many other silos subtract their rows."""
         return self._held(point, part).rest(local, colluders)
 
     def union(self, point: Evaluation) -> Union | None:
@@ -281,7 +281,7 @@ class Looks:
         return self._union(union).space(lambda: union.rows(local), left_out=left_out, own=self._own(local))
 
     def union_rest(self, union: Union, local: Local, colluders: int) -> float:
-        """Return how much of every combination of a union remains, as `rest` does."""
+        """Return the share of every combination of a union that remains, as `rest` does."""
         return self._union(union).rest(local, colluders)
 
     def sizes(self, point: Evaluation) -> Array:

@@ -1,10 +1,10 @@
-"""Answers under masks: how a silo writes one, and how what all silos wrote is pooled.
+"""Masked answers: how a silo writes one, and how the answers of all silos are pooled.
 
 A round's query may have several members. Those that are pooled by addition share one packing of lanes. The
 others follow it as they are, if the silo's owner consents (`AbstractQuery.open_consent`).
 
-Totals over a group of silos (`AbstractQuery.told_groups`) are made of what its silos sent, and of nothing
-else: a silo of another group cannot alter them.
+Totals over a group of silos (`AbstractQuery.told_groups`) consist only of what its silos sent: a silo of
+another group cannot alter them.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ class MaskedForm:
 
     @property
     def groups(self) -> Groups:
-        """The groups of silos whose totals are told; () for the totals of all silos."""
+        """The groups of silos whose totals are disclosed; () for the totals of all silos."""
         return self.query.told_groups
 
     def write(self, answer: object, n_rows: int, mask: Callable[[Packing, Integers, Groups], Masked]) -> Bits:
-        """Return a silo's answer as bits: the masked lanes, the check, and what is not masked."""
+        """Return a silo's answer as bits: the masked lanes, the check, and the parts without a mask."""
         out = BitWriter()
         addends: list[int] = []
         apart: list[tuple[Query, object]] = []
@@ -75,7 +75,7 @@ class MaskedForm:
         return masked, parts
 
     def pool(self, payloads: Mapping[str, Bits]) -> object:
-        """Return what is broadcast, from what all silos of the roster sent; `DecodeError` if masks remain."""
+        """Return the broadcast from all silos' payloads; raise `DecodeError` if the masks do not cancel."""
         received = {silo: self.read(bits) for silo, bits in payloads.items()}
         sent = {silo: masked for silo, (masked, _) in received.items()}
         if self.groups:

@@ -11,7 +11,7 @@ public bound of the *total*: what a single silo adds may wrap around.
 A subkey depends on everything that a silo heard. If a server tells two silos different things, their masks do
 not cancel, and the totals are noise. One more number, the check, is the sum of c_j x_j modulo a prime, with
 public factors c_j and masks of its own. Its total must fit the totals of the lanes. A silo that is out of
-step, or a total beyond its bound, goes unnoticed with a probability of 2^-31.
+step, or a total beyond its bound, escapes detection with a probability of 2^-31.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from fedtmle.protocol.codes import BitReader, BitWriter
 PRIME = (1 << 31) - 1  # of the check
 CHECK_BITS = 31
 FACTOR = 7  # c_j = 7^(j + 1): 7 generates the units of the prime
-CHECK_BYTES = 16  # of key stream for a mask of the check, whose bias is then 2^-97
+CHECK_BYTES = 16  # of key stream for one mask of the check, so that its bias is 2^-97
 MOST_ROWS = 1 << 40  # of all silos together
 OUT_OF_STEP = (
     "the masks of a round do not cancel: silos were told different things, one is out of step, or a total "
@@ -48,7 +48,7 @@ class Lane:
 
     @property
     def width(self) -> int:
-        """The fewest bits that tell the 2 reach + 1 possible totals apart."""
+        """The fewest bits that distinguish the 2 reach + 1 possible totals."""
         return (2 * self.reach).bit_length()
 
     def total(self, residue: int) -> int:

@@ -18,6 +18,7 @@ from typing import TypeAlias, TypeVar
 import msgspec
 
 from fedtmle.errors import DecodeError
+from fedtmle.lowered import LoweredLimit
 from fedtmle.protocol.codes import Bits
 
 WIRE_FORMAT = 1
@@ -95,16 +96,20 @@ class SignedDigest(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Compare(msgspec.Struct, frozen=True, tag="compare", forbid_unknown_fields=True):
-    """Every silo's closing: each silo checks that all heard what it heard."""
+    """The closing messages of all silos: each silo checks that all received the same broadcasts."""
 
     session: bytes
     closings: tuple[SignedDigest, ...]
 
 
-class Opened(msgspec.Struct, frozen=True, tag="opened", forbid_unknown_fields=True):
-    """The silo takes part; N_m is its number of rows."""
+class Opened(msgspec.Struct, frozen=True, tag="opened", forbid_unknown_fields=True, omit_defaults=True):
+    """The silo takes part; N_m is its number of rows.
+
+    ``lowered`` are the limits that its owner made laxer for this study.
+    """
 
     n_rows: int
+    lowered: tuple[LoweredLimit, ...] = ()
 
 
 class Counted(msgspec.Struct, frozen=True, tag="counted", forbid_unknown_fields=True, omit_defaults=True):
@@ -112,6 +117,7 @@ class Counted(msgspec.Struct, frozen=True, tag="counted", forbid_unknown_fields=
 
     payload: Payload
     signature: bytes = b""
+    lowered: tuple[LoweredLimit, ...] = ()
 
 
 class Answered(msgspec.Struct, frozen=True, tag="answered", forbid_unknown_fields=True, omit_defaults=True):
@@ -262,7 +268,7 @@ TABLE = (
     ),
 )
 
-EXHAUSTED = State.REFUSED  # where too many requests out of order lead, from any state
+EXHAUSTED = State.REFUSED  # the state after too many requests out of order, from any state
 
 _ADMITTED = {(t.state, t.request): t for t in TABLE}
 

@@ -22,7 +22,7 @@ from fedtmle.model.statistics import AbstractPrivateColumns
 from fedtmle.protocol.query import IntegerSums, Local, Phase
 
 PLACES = 24  # binary places of the sums: rounding is far below the noise, and a share's loss negligible
-TAIL = 64  # standard deviations of noise that a sum has room for
+TAIL = 64  # standard deviations of noise that the range of a sum allows for
 
 
 @final
@@ -70,7 +70,7 @@ class NoisySums(IntegerSums):
 
     @property
     def spent(self) -> Fraction:
-        """The budget that the answer takes, as zCDP: rho, and the loss by sharing the noise."""
+        """The zCDP budget that the answer spends: rho, and the loss by sharing the noise."""
         honest = self.silos - self.colluders
         return self.rho + sharing_loss(self.noise, honest, len(self.columns.names))
 

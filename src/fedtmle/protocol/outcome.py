@@ -49,14 +49,14 @@ class Visit:
     eps: tuple[float, ...]
     gradient_norm: float | None  # of the pooled loss at eps, raw coordinates; at step 0, the residual
     at_origin: bool
-    loss_change: float | None = None  # pooled loss at eps less at eps = 0, where it was asked
+    loss_change: float | None = None  # pooled loss at eps minus that at eps = 0, if it was asked
 
 
 @dataclass(frozen=True, kw_only=True)
 class Smoothness:
-    """beta, and on what it rests.
+    """The smoothness beta, and how it was obtained.
 
-    Where the steps settle beta, ``by_step`` has that of each, and ``value`` the last and largest.
+    If beta is set during the steps, ``by_step`` has its value at each, and ``value`` the last and largest.
     """
 
     value: float
@@ -85,7 +85,7 @@ class Certificate:
 
 @dataclass(frozen=True, kw_only=True)
 class SiteTest:
-    """Whether silos differ: T over the ``silos`` that have a part in it, in ``dim`` coordinates.
+    """A test whether silos differ: T over the ``silos`` that contribute to it, in ``dim`` coordinates.
 
     ``model`` is the "treatment model" or the "outcome model", of an arm where there are several, from which
     silos may depart, or the "influence function", whose mean may differ between them.
@@ -113,7 +113,7 @@ class SiteTest:
 class Targeted:
     """A pooled law, its estimate, and how exactly the EIF equation holds there.
 
-    ``details`` is what the flow learned beside it: a study's nuisances and diagnostics.
+    ``details`` has the other results of the flow: a study's nuisances and diagnostics.
     """
 
     problem: Problem

@@ -25,6 +25,7 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from importlib import metadata
 from pathlib import Path
+from threading import Lock
 from types import FunctionType
 from typing import Any, Generic, NamedTuple, Self, TypeVar
 from urllib.parse import unquote, urlsplit
@@ -45,7 +46,7 @@ from fedtmle.version import __version__
 
 PACKAGE = "fedtmle"
 FEWEST_MASKED = 3
-MOST_RELAYED = 50  # silos, beyond which the answers of all are too long to send to all
+MOST_RELAYED = 50  # silos; with more, sending all answers to all silos takes too many bytes
 
 Rows = TypeVar("Rows")
 Result = TypeVar("Result")
@@ -65,7 +66,7 @@ class Member:
 
 
 class AbstractProgram(ABC, Generic[Rows]):
-    """What every party runs: a frozen dataclass, since all of its fields are part of the plan."""
+    """The program that every party runs: a frozen dataclass, all of whose fields are part of the plan."""
 
     @abstractmethod
     def flow(self, n: int) -> Flow[Outcome]:
@@ -195,7 +196,7 @@ class Plan:
 
     @cached_property
     def brought(self) -> tuple[Provenance, ...]:
-        """The classes of the plan that other distributions bring."""
+        """The classes of the plan that other distributions provide."""
         return brought(self.program)
 
     @cached_property
@@ -218,18 +219,73 @@ def roster(names: Sequence[str]) -> tuple[Member, ...]:
     return tuple(Member(name=str(name)) for name in names)
 
 
-class Follower:
-    """A plan's flow over n pooled rows, at the round that it has reached."""
+class _Path:
+    """A plan's flow over n pooled rows, and the last round that it went through."""
 
     def __init__(self, plan: Plan, n: int) -> None:
         groups = plan.look_groups
+        self.plan, self.n = plan, n
         self.looks = Looks(n, groups) if groups.groups else None
         flow = plan.program.flow(n)
         self._flow = flow if self.looks is None else self.looks.before(flow)
-        self._query: Query | None = next(self._flow)
-        self._outcome: Outcome | None = None
-        self._form: MaskedForm | None = None
+        self.query: Query | None = next(self._flow)
+        self.outcome: Outcome | None = None
         self.round = 1
+        self.heard: Bits | None = None  # the last broadcast
+        self.pooled: object = None  # the last broadcast, decoded
+        self.lock = Lock()
+
+    def went_on(self, number: int, broadcast: Bits) -> bool:
+        """Return whether the last round was ``number`` and ended with this broadcast."""
+        return self.round == number + 1 and self.heard == broadcast
+
+    def go_on(self, query: Query, broadcast: Bits) -> None:
+        """Read what was pooled for this round's query, and go to the next round."""
+        pooled = decode(query.pooled_code, broadcast)
+        self.round, self.heard = self.round + 1, None  # if the flow raises, it does so for everyone
+        try:
+            self.query = self._flow.send(pooled)
+        except StopIteration as stop:
+            self.query, self.outcome = None, stop.value
+        self.heard, self.pooled = broadcast, pooled
+
+
+class Paths:
+    """The flows that several parties of one process follow: each round is derived once for all of them.
+
+    A query depends on the plan and on broadcasts alone, so that parties that heard the same have the same.
+    """
+
+    def __init__(self) -> None:
+        self._paths: list[_Path] = []
+        self._lock = Lock()
+
+    def follow(self, plan: Plan, n: int) -> Follower:
+        """Return a follower that shares its rounds with the others of the same plan object."""
+        with self._lock:
+            for path in self._paths:
+                if path.plan is plan and path.n == n and path.round == 1:
+                    return Follower(plan, n, path)
+            self._paths.append(_Path(plan, n))
+            return Follower(plan, n, self._paths[-1])
+
+
+class Follower:
+    """A plan's flow over n pooled rows, at the round that it has reached."""
+
+    def __init__(self, plan: Plan, n: int, path: _Path | None = None) -> None:
+        self._path = path or _Path(plan, n)
+        self._query, self._outcome = self._path.query, self._path.outcome
+        self._form: MaskedForm | None = None
+        self._broadcasts: list[Bits] = []  # that this party heard
+        self.round = 1
+
+    @property
+    def looks(self) -> Looks | None:
+        """What is public about the rows of all silos of a masked session, in this round."""
+        if self._path.looks is not None and self._path.round != self.round:
+            self._leave()
+        return self._path.looks
 
     @property
     def query(self) -> Query:
@@ -244,7 +300,7 @@ class Follower:
         return self._outcome
 
     def pool(self, answers: Mapping[str, object], sizes: Mapping[str, int]) -> Bits:
-        """Return this round's broadcast: the server's part."""
+        """Return this round's broadcast; the server does this."""
         return encode(self.query.pooled_code, self.query.pool(answers, sizes))
 
     @property
@@ -255,7 +311,7 @@ class Follower:
         return self._form
 
     def pool_masked(self, payloads: Mapping[str, Bits]) -> Bits:
-        """Return this round's broadcast from masked answers: any party's part that has them all."""
+        """Return this round's broadcast from masked answers; any party that has them all can do this."""
         return encode(self.query.pooled_code, self.masked_form.pool(payloads))
 
     def hear(self, broadcast: Bits) -> object:
@@ -263,13 +319,27 @@ class Follower:
 
         The server too goes on from what it sent, decoded as the silos decode it.
         """
-        pooled = decode(self.query.pooled_code, broadcast)
-        self.round += 1
-        try:
-            self._query = self._flow.send(pooled)
-        except StopIteration as stop:
-            self._query, self._outcome = None, stop.value
+        query = self.query
+        with self._path.lock:
+            if self._path.round != self.round and not self._path.went_on(self.round, broadcast):
+                self._leave()
+            path = self._path
+            try:
+                if path.round == self.round:
+                    path.go_on(query, broadcast)
+            finally:
+                self.round = path.round
+            self._query, self._outcome = path.query, path.outcome
+            pooled = path.pooled
+        self._broadcasts.append(broadcast)
         return pooled
+
+    def _leave(self) -> None:
+        """Follow the flow alone from here on."""
+        alone = Follower(self._path.plan, self._path.n)
+        for broadcast in self._broadcasts:
+            alone.hear(broadcast)
+        self._path = alone._path
 
 
 def follow_alone(flow: Flow[Result], local: Local) -> Result:

@@ -1,8 +1,9 @@
-"""A silo's policy: what its owner lets leave it.
+"""A silo's policy: what its owner allows to leave it.
 
-Its keys are floors that can only be raised, caps that can only be lowered, permissions and consents. The
-defaults are the package's own limits, and a silo's file may be stricter in any key and laxer in none, so a
-study cannot ask a silo to let its guard down. `protocol.guard` holds queries and answers against it.
+Its keys are floors, caps, permissions and consents. The defaults are the package's own limits. A silo's file
+may be stricter in any key. Its owner may also make a floor or a cap laxer, with a written reason that is
+signed into the approval of a study and stated in the study's result; a study never can.
+`protocol.guard` checks queries and answers against the policy.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ import difflib
 import enum
 import math
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from typing import NamedTuple, TypeVar
 
 from fedtmle.errors import InputError
+from fedtmle.lowered import LoweredLimit
 from fedtmle.protocol.looks import LookGroups
 from fedtmle.protocol.plan import Provenance
 
@@ -23,8 +25,8 @@ from fedtmle.protocol.plan import Provenance
 class Direction(enum.StrEnum):
     """Which way a key may be changed."""
 
-    FLOOR = "may only be raised"
-    CAP = "may only be lowered"
+    FLOOR = "may be raised; lowered only with a reason"
+    CAP = "may be lowered; raised only with a reason"
     PERMIT = "may only be taken back"
     CONSENT = "the owner's free choice"
 
@@ -32,7 +34,7 @@ class Direction(enum.StrEnum):
 class Limit(NamedTuple):
     """One key of a policy.
 
-    A silo may change its ``default`` in one ``direction``; ``off`` is its value where nothing is guarded.
+    A silo may change its ``default`` in one ``direction``; ``off`` is its value if nothing is guarded.
     """
 
     name: str
@@ -55,7 +57,9 @@ class Limit(NamedTuple):
 
 
 Number = TypeVar("Number", bound=float)
-TARGETS = "allow_targets"  # the one key that is no number
+TARGETS = "allow_targets"  # a list of distributions
+REASONS = "reasons"  # a text for each limit that is laxer than the package's own
+LONGEST_REASON = 300  # characters
 
 
 def _key(direction: Direction, default: Number, off: float, meaning: str) -> Number:
@@ -70,13 +74,16 @@ _FLOOR, _CAP, _PERMIT, _CONSENT = Direction.FLOOR, Direction.CAP, Direction.PERM
 class Policy:
     """One silo's limits, which the owner sets and no study can change.
 
-    A floor may be raised and a cap lowered by the silo file; the defaults are the least that a silo keeps
-    unless its owner gives a reason.
+    A silo file may raise a floor and lower a cap. The defaults are the least that it keeps unless its owner
+    gives a reason.
 
     Parameters
     ----------
     allow_targets
         Distributions whose targets the silo runs, as "name" or "name==version". None allows any.
+    reasons
+        The owner's reason for each limit that is laxer than the default, by its key. The results of studies
+        state it.
 
     Raises
     ------
@@ -186,6 +193,7 @@ class Policy:
     )
     release: bool = _key(_CONSENT, False, False, "Let this silo's own estimate be shown.")
     allow_targets: tuple[str, ...] | None = ()  # distributions, as "name" or "name==version"; None: any
+    reasons: Mapping[str, str] = field(default_factory=dict, hash=False)  # by key
 
     def __post_init__(self) -> None:
         self._read_targets()
@@ -214,32 +222,69 @@ class Policy:
         return any(_normalised(entry) in names for entry in self.allow_targets)
 
     def judges_together(self, groups: LookGroups) -> bool:
-        """Return whether the owner lets the rows of other silos count in the judgement of models' sums."""
+        """Return whether the owner allows models' sums to be judged together with other silos' rows."""
         return groups.rules(self.colluders, trusts=self.trust_looks) is not None
+
+    @property
+    def lowered(self) -> tuple[LoweredLimit, ...]:
+        """The limits for which the owner gave a reason to make them laxer than the package's own."""
+        return tuple(
+            LoweredLimit(key, float(getattr(self, key)), reason) for key, reason in self.reasons.items()
+        )
+
+    def lower(self, limits: Iterable[LoweredLimit]) -> Policy:
+        """Return this policy with exactly these limits laxer than the package's own.
+
+        Raises
+        ------
+        InputError
+            A key is unknown, a value is not laxer than the package's own limit, or a reason is no text.
+        """
+        defaults = {limit.name: limit.default for limit in self.limits()}
+        reset = replace(self, reasons={}, **{key: defaults[key] for key in self.reasons})  # type: ignore[arg-type]
+        checked = {limit.key: limit for limit in map(checked_limit, limits)}
+        values = {key: type(defaults[key])(limit.value) for key, limit in checked.items()}
+        reasons = {key: limit.reason for key, limit in checked.items()}
+        return replace(reset, reasons=reasons, **values)  # type: ignore[arg-type]  # each was checked above
 
     @classmethod
     def parse(cls, table: Mapping[str, object]) -> tuple[Policy, dict[str, str]]:
-        """Return the policy that ``table`` states, and what is wrong with each key that is not accepted."""
+        """Return the policy that ``table`` states, and the error of each key that is not accepted."""
         known = {limit.name: limit for limit in cls.limits()}
+        keys = (*known, TARGETS, REASONS)
         mistakes: dict[str, str] = {}
         accepted: dict[str, object] = {}
+        lowered: list[LoweredLimit] = []
+        reasons = table.get(REASONS, {})
+        if not isinstance(reasons, Mapping):
+            reasons, mistakes[REASONS] = {}, "expected a table: the reason for each limit that is laxer"
         for name, value in table.items():
-            if name not in known and name != TARGETS:
-                near = difflib.get_close_matches(name, (*known, TARGETS), n=1)
+            if name == REASONS:
+                continue
+            if name not in keys:
+                near = difflib.get_close_matches(name, keys, n=1)
                 meant = f"did you mean '{near[0]}'? The" if near else "the"
-                mistakes[name] = f"unknown key; {meant} keys are {', '.join((*known, TARGETS))}"
+                mistakes[name] = f"unknown key; {meant} keys are {', '.join(keys)}"
                 continue
             try:
                 stated = getattr(cls(**{name: value}), name)  # type: ignore[arg-type]  # it checks the type
+                limit = known.get(name)
+                if limit is None or not limit.is_laxer(stated):
+                    accepted[name] = stated
+                elif name in reasons:
+                    lowered.append(checked_limit(LoweredLimit(name, stated, reasons[name])))
+                else:
+                    mistakes[name] = (
+                        f"{limit.direction}: the package's own limit is {limit.default}; to go beyond it, "
+                        f'give your reason under [policy.reasons]: {name} = "..."'
+                    )
             except InputError as error:
                 mistakes[name] = str(error).partition(": ")[2]
-                continue
-            limit = known.get(name)
-            if limit is not None and limit.is_laxer(stated):
-                mistakes[name] = f"{limit.direction}: the package's own limit is {limit.default}"
-            else:
-                accepted[name] = stated
-        return cls(**accepted), mistakes  # type: ignore[arg-type]  # each was checked above
+        for name in reasons:
+            if name not in mistakes and name not in (limit.key for limit in lowered):
+                mistakes[REASONS] = f"'{name}' is no limit that [policy] makes laxer than the package's own"
+        policy = cls(**accepted)  # type: ignore[arg-type]  # each was checked above
+        return policy.lower(lowered), mistakes
 
     @classmethod
     def limits(cls) -> list[Limit]:
@@ -249,6 +294,38 @@ class Policy:
 
 # A policy without limits, for rows that nobody guards, such as a user's own arrays.
 UNGUARDED = Policy(**{limit.name: limit.off for limit in Policy.limits()}, allow_targets=None)  # type: ignore[arg-type]
+
+
+def checked_limit(lowered: LoweredLimit) -> LoweredLimit:
+    """Return the limit with its reason on one line.
+
+    Raise `InputError` unless it is a floor or a cap, laxer than the package's own, and has a reason.
+    """
+    key, value, reason = lowered.key, lowered.value, lowered.reason
+    limit = next((limit for limit in Policy.limits() if limit.name == key), None)
+    if limit is None or limit.direction not in (Direction.FLOOR, Direction.CAP):
+        kinds = (Direction.FLOOR, Direction.CAP)
+        names = ", ".join(limit.name for limit in Policy.limits() if limit.direction in kinds)
+        raise InputError(f"{key}: no limit of a policy has this name; the limits are {names}")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        raise InputError(f"{key}: expected a number of at least 0")
+    if not limit.is_laxer(value):
+        raise InputError(
+            f"{key}: {value:g} is not laxer than the package's own limit, {limit.default:g}; write it into "
+            "[policy] without a reason"
+        )
+    if isinstance(limit.default, int) and value != int(value):
+        raise InputError(f"{key}: expected a whole number")
+    words = " ".join(reason.split()) if isinstance(reason, str) else ""
+    if not 0 < len(words) <= LONGEST_REASON or not words.isprintable():
+        raise InputError(f"{key}: expected a reason in words, of at most {LONGEST_REASON} characters")
+    return LoweredLimit(key, float(value), words)
+
+
+def lowered_limit(lowered: LoweredLimit) -> str:
+    """Return a lowered limit in words."""
+    default = next(limit.default for limit in Policy.limits() if limit.name == lowered.key)
+    return f"{lowered.key} is {lowered.value:g} instead of {default:g}: {lowered.reason}"
 
 
 def _normalised(name: str) -> str:

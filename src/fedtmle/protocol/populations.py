@@ -24,7 +24,7 @@ from fedtmle.protocol.query import Derivatives, Evaluation, IntegerSums, Law, Lo
 
 PRODUCT_BITS = 40  # binary places of a product of gradients, relative to the bound of one row's
 STATISTIC_BITS = 20  # binary places of a silo's part of T
-MOST_GROUPS = 256  # groups of rows, of whose means the spread is taken; of fewer rows each is a group
+MOST_GROUPS = 256  # groups of rows whose means give the spread; with fewer rows, each row is a group
 
 
 @final
@@ -97,7 +97,7 @@ class SpreadQuery(IntegerSums):
 class PopulationsQuery(IntegerSums):
     """The sum over the silos of T_m = N_m |C (g_m - g)|^2, and the number of silos.
 
-    ``mean`` is g, and ``root`` is C with C'C = Sigma^-1. T_m is cut at n.
+    ``mean`` is g, and ``root`` is C with C'C = Sigma^-1. T_m is truncated at n.
     """
 
     problem: Problem

@@ -6,7 +6,7 @@ answers go up, and only what was pooled comes down.
 
 A query is a value: problems, laws, named columns, statistics and public bounds. Most queries ask for integer
 sums (`IntegerSums`; `MomentsQuery` is its smallest instance). The others are exceptions that define their own
-pooling and codes. What the guard, an audit or an onlooker needs to know of a query is a method of it: the
+pooling and codes. A query's methods give all that the guard, an audit or an observer needs to know: the
 gradients it evaluates, the people it counts, the model it ships, and the means over the rows that its answer
 consists of (`RowMeans`).
 """
@@ -33,7 +33,7 @@ from fedtmle.model.types import Array, IntArray, Part
 from fedtmle.protocol.codes import AbstractCode, FixedSums, Integers, Joined, Parts, SimilarSums
 from fedtmle.protocol.masks import Lane
 
-Law: TypeAlias = object  # only its own problem looks into it; everyone else hands it on
+Law: TypeAlias = object  # only its own problem reads it; all other code passes it on
 Problem: TypeAlias = AbstractProblem[Any, Any]
 Model: TypeAlias = AbstractModel[Any, Any]
 BoundedColumns: TypeAlias = AbstractBoundedColumns[Any]
@@ -101,7 +101,7 @@ class Local(Protocol):
 class Evaluation(NamedTuple):
     """Where a query evaluates the rows' gradient: a state that the silo derived itself.
 
-    The arrays must not be written to: the guard remembers what it saw of them.
+    The arrays must not be written to, because the guard reuses its results for them.
     """
 
     model: Model
@@ -114,7 +114,7 @@ class Evaluation(NamedTuple):
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """What is disclosed of the rows at this point."""
+        """The derivatives of the rows' loss that are disclosed at this point."""
         told = ((Part.GRADIENT, self.gradient), (Part.HESSIAN, self.curvature))
         return tuple(part for part, is_told in told if is_told)
 
@@ -230,7 +230,7 @@ class Retirement(Protocol):
 @final
 @dataclass(frozen=True, kw_only=True)
 class KnownLaw:
-    """A law that targeting passed, and what a round disclosed about it.
+    """A law on the path of the targeting, and what a round disclosed about it.
 
     ``residuals`` bounds the coordinates of the pooled mean of the EIF, up to the error of exact sums and
     quadrature.
@@ -319,7 +319,7 @@ class AbstractQuery(ABC, Generic[Answer, Pooled]):
     def told_columns(self, local: Local) -> ToldColumns | None:
         """Return the columns whose sums the answer consists of; None if they are judged otherwise.
 
-        Squares and products of columns that are told are left out: `model.leverage` says how they count.
+        Squares and products of disclosed columns are left out: `model.leverage` says how they count.
         """
         return None
 
@@ -329,7 +329,7 @@ class AbstractQuery(ABC, Generic[Answer, Pooled]):
         return ()
 
     def people(self, local: Local) -> Iterable[int]:
-        """Return how many people stand behind each label or cluster that the answer is about."""
+        """Return how many people have each label, or are in each cluster, that the answer is about."""
         return ()
 
     def rare_columns(self, floor: int) -> tuple[str, ...]:
@@ -342,12 +342,12 @@ class AbstractQuery(ABC, Generic[Answer, Pooled]):
 
     @property
     def is_optional(self) -> bool:
-        """Whether a silo leaves the answer out, and the round goes on, where its guard would refuse it."""
+        """Whether a silo whose guard refuses the answer leaves it out, and the round goes on."""
         return False
 
     @property
     def is_declinable(self) -> bool:
-        """Whether a silo that may not tell the rows' sums at this point answers None, and the flow goes on.
+        """Whether a silo that may not disclose its sums at this point answers None, and the flow goes on.
 
         The flow then asks at another point.
         """
@@ -383,7 +383,7 @@ class AbstractQuery(ABC, Generic[Answer, Pooled]):
 
     @property
     def told_groups(self) -> tuple[tuple[str, ...], ...]:
-        """The groups of silos whose totals are told, each by its own lanes; () for the totals of all silos.
+        """The groups of silos whose totals are disclosed, each in its own lanes; () for all silos' totals.
 
         Only the silos of a group share the masks of its totals, so that no other silo can add to them.
         """
@@ -435,7 +435,7 @@ Query: TypeAlias = AbstractQuery[Any, Any]
 
 
 class ToldColumns(NamedTuple):
-    """Columns whose sums are told: ``pieces`` gives consecutive rows, shape (p, N) each, anew at every call.
+    """Columns whose sums are disclosed: each call of ``pieces`` yields consecutive rows, shape (p, N) each.
 
     The last ``alone`` of them are judged one by one, the others together, or in ``groups`` of equal size.
     """
@@ -546,7 +546,7 @@ class IntegerSums(AbstractTotals[Sums, Sums]):
 
     @property
     def grid_box(self) -> Array:
-        """The most by which a sum's mean differs from what was sent: each row is rounded to the grid."""
+        """A bound on the difference between a mean and its value as sent: each row is rounded to the grid."""
         return 2.0 ** -np.array(self.shifts, dtype=np.float64)
 
 
@@ -596,7 +596,7 @@ class MomentsQuery(IntegerSums):
         )
 
     def told_columns(self, local: Local) -> ToldColumns:
-        # Predictions are smooth functions of the same few covariates: differences of them are always small.
+        # Predictions are smooth functions of the same few covariates, so that their differences are small.
         return ToldColumns(
             lambda: local.told_columns(self.problem, self.law),
             alone=self.problem.told_predictions,

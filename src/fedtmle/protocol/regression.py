@@ -48,7 +48,7 @@ COARSER = 1  # binary places by which a silo's grid of gradients is coarser than
 @final
 @dataclass(frozen=True)
 class Near:
-    """What is public about pooled means before they are asked: each is within ``distance`` of ``values``.
+    """A public bound on pooled means before they are asked: each is within ``distance`` of ``values``.
 
     A gradient in the coordinates u moves by at most L |u - u'|, with L a bound of the curvature there
     (`programs.coded_fit`). A mean Hessian is positive semidefinite, so that L bounds its entries.

@@ -228,7 +228,7 @@ class OwnCode(AbstractCode["OwnEstimate | _Pending"]):
 
     @property
     def numbers(self) -> int:
-        return 0  # none of a silo that withholds its estimate
+        return 0  # unknown: a silo that withholds its estimate sends none
 
     def write(self, value: OwnEstimate | _Pending, out: BitWriter) -> None:
         own = value.estimate if isinstance(value, _Pending) else value
@@ -313,7 +313,7 @@ class OwnEstimateQuery(AbstractQuery["OwnEstimate | _Pending", tuple[OwnEstimate
 
     @property
     def open_consent(self) -> str:
-        return ""  # a silo that does not consent sends that it withholds its estimate
+        return ""  # a silo whose owner does not consent reports that it withholds its estimate
 
     def answer(self, local: Local) -> _Pending:
         return _Pending(self.own_fit, local)

@@ -32,7 +32,7 @@ class AbstractSubject(ABC):
 
     @property
     def largest(self) -> Array:
-        """A bound of |t_j| by column; larger rows are shortened for the look, which makes S smaller."""
+        """A bound of |t_j| by column; a look scales down larger rows, which makes S smaller."""
         return self.weight * np.array(self.facts.sizes)
 
     @property
@@ -60,7 +60,7 @@ class AbstractSubject(ABC):
         found = np.zeros(len(vectors), dtype=np.int64)
         for piece in self.rows(local):
             told = (vectors @ piece.rows) != 0
-            if piece.counts is not None:  # a person is there if any of the rows is
+            if piece.counts is not None:  # a person counts if any of their rows does
                 ends = np.concatenate([np.zeros((len(told), 1), np.int64), told.cumsum(axis=1)], axis=1)
                 stops = np.cumsum(piece.counts)
                 told = ends[:, stops] > ends[:, stops - piece.counts]
@@ -121,9 +121,9 @@ class Subject(AbstractSubject):
 class Union(AbstractSubject):
     """The columns of all models of one response, with the residuals at zero.
 
-    There two models tell sums of the same residuals over different columns, and with them the differences
-    of columns between the models. ``columns`` says of each column by its name in which model it is, and
-    where.
+    At zero, two models disclose sums of the same residuals times different columns, and hence sums for the
+    differences of columns between the models. ``columns`` maps the name of each column to its model and its
+    place there.
     """
 
     models: tuple[Model, ...]

@@ -136,7 +136,7 @@ class TallyQuery(IntegerSums):
     """Sums of named columns: counts per arm, of observed outcomes, of weights.
 
     ``grid`` None sends them exactly; else sum j is rounded to a multiple of 2^-grid[j]. If they are
-    ``optional``, a silo that may not tell them sends zeros: a column of ones tells who did.
+    ``optional``, a silo that may not disclose them sends zeros; a column of ones shows which silos did.
     """
 
     columns: BoundedColumns

@@ -119,7 +119,7 @@ class SwitchedCode(AbstractCode[Switched]):
 @final
 @dataclass(frozen=True, kw_only=True)
 class SwitchQuery(AbstractQuery[SwitchAnswer, Switched]):
-    """Each silo's rounded gradient at the origin and its own fit; the server says which is used."""
+    """Each silo's rounded gradient at the origin and its own fit; the server decides which are used."""
 
     problem: Problem
     law: Law
@@ -198,7 +198,7 @@ class SwitchQuery(AbstractQuery[SwitchAnswer, Switched]):
         )
 
     def row_means(self, answer: SwitchAnswer, local: Local) -> RowMeans:
-        """Return the gradient at the origin, rounded, and that at the fit, which a minimum says is zero."""
+        """Return the rounded gradient at the origin, and that at the fit, which is zero at a minimum."""
         C, h, d = floating(self.lattice.C), float(self.lattice.h), self.lattice.dim
         terms = [Derivatives(self.problem, self.law, self._origin, Part.GRADIENT)]
         mix, box = C, np.full(d, h / 2)

@@ -1,4 +1,4 @@
-"""Flows over transformed rows: the same questions, asked of what a public rule makes of each silo's rows.
+"""Flows over transformed rows: the same queries, answered from each silo's rows after a public rule.
 
 A view is a value that every party derives itself, such as the rule that completes missing values. `through`
 turns a flow into one whose queries are answered from the rows as the view shows them. Guard, audit and replay
@@ -54,7 +54,7 @@ def _seen(query: Query, view: View) -> Query:
 @final
 @dataclass(frozen=True, kw_only=True)
 class ViewedQuery(AbstractQuery[object, object]):
-    """A query about the rows that a view shows; all but the rows is the query's own."""
+    """A query about the rows that a view shows; everything else is as in the wrapped query."""
 
     query: Query
     view: View

@@ -15,12 +15,12 @@ from fedtmle.privacy.audit import Attacker, Audit, ColumnRisk
 WIDTH = 7.0  # inches: two columns of a journal
 GREY = "#666666"
 INK = {Attacker.OTHERS: "#D55E00", Attacker.DESIGN: "#0072B2", Attacker.NOTHING: GREY}
-SMALLEST_SHARE = 1e-12  # smaller shares are drawn here
+SMALLEST_SHARE = 1e-12  # smaller shares are drawn at this value
 
 
 @contextmanager
 def journal_style() -> Iterator[None]:
-    """Draw what is inside in the style of a journal: 8 pt sans serif, thin axes, reproducible SVG files."""
+    """Set the style of a journal for figures drawn inside: 8 pt sans serif, thin axes, reproducible SVG."""
     with mpl.rc_context(
         {
             "font.family": "sans-serif",

@@ -35,7 +35,7 @@ Draw = Callable[[float], Canvas]
 
 
 def figure(draw: Draw, *, title: str, description: str, key: str) -> str:
-    """Return both drawings, of which the style sheet shows one, and a caption."""
+    """Return the wide and the narrow drawing, one of which the style sheet shows, and a caption."""
     drawings = "".join(
         draw(width).render(title, description, style, f"{key}-{style}")
         for width, style in ((WIDE, "wide"), (NARROW, "narrow"))
@@ -48,7 +48,7 @@ def is_wide(width: float) -> bool:
 
 
 def name_column(names: Sequence[str], width: float) -> float:
-    """Return the width of a figure's column of names: as the longest, at most half of a narrow figure."""
+    """Return the width of the column of names: that of the longest name, within limits for the figure."""
     longest = max(map(len, names), default=0) * CHARACTER + 20.0
     return min(max(longest, 110.0), 300.0 if is_wide(width) else width / 2)
 
@@ -230,7 +230,7 @@ def _shade(value: float, low: float, high: float) -> int:
 def _phases(canvas: Canvas, phases: Sequence[str], x: Scale, top: float, bottom: float) -> None:
     """Draw a line where a phase begins, with its name; the names alternate between two lines."""
     runs = [(k, phase) for k, phase in enumerate(phases) if k == 0 or phases[k - 1] != phase]
-    free = [0.0, 0.0]  # where the next name may begin on each line
+    free = [0.0, 0.0]  # x from which each line of names is free
     for place, (start, phase) in enumerate(runs):
         name = phase_name(phase)
         above = top - (10 if place % 2 == 0 else 24)
@@ -243,7 +243,7 @@ def _phases(canvas: Canvas, phases: Sequence[str], x: Scale, top: float, bottom:
 
 
 def _legend(canvas: Canvas, low: float, high: float, left: float, y: float) -> None:
-    canvas.text(0, y + 11, "bits a round", "axis")
+    canvas.text(0, y + 11, "bits per round", "axis")
     for shade in range(SHADES):
         canvas.rect(left + 22 * shade, y, 21, 13, f"shade{shade}")
     canvas.text(left + 22 * SHADES + 6, y + 11, f"{low:,.0f} to {high:,.0f}", "tick")

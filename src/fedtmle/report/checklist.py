@@ -1,7 +1,7 @@
 """Reporting checklists: where the page reports what STROBE, or TARGET for an emulated trial, asks for.
 
-Items are in our words. An item names the section of the page that reports it; one whose section this page
-does not have, or that no software can know, is for the authors.
+Items are in our words. An item names the section of the page that reports it. Items whose section this
+page does not have, or that no software can know, are left to the authors.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ AUTHORS = "for the authors"
 
 
 class Item(NamedTuple):
-    """One item, and the titles of the sections that may report it; the first that the page has is named."""
+    """An item, and the titles of sections that may report it; the page names the first that it has."""
 
     words: str
     sections: tuple[str, ...] = ()
@@ -26,7 +26,7 @@ class Checklist(NamedTuple):
 
     name: str
     note: str
-    source: str  # plain text: the page loads nothing, and links to nothing outside it
+    source: str  # as plain text, because the page links to nothing outside it
     parts: tuple[tuple[str, tuple[Item, ...]], ...]
 
 

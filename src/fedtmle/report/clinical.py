@@ -1,4 +1,4 @@
-"""Figures about the people of a study: balance of covariates, the ladder of bounds, and survival curves."""
+"""Figures about the people of a study: covariate balance, estimates by truncation bound, survival curves."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from fedtmle.report.series import Horizons, Love
 from fedtmle.report.svg import Canvas, Scale, label, linear, shortened, ticks
 
 BALANCED = 0.1  # standard deviations: the usual limit for a difference that needs no attention
-CURVES = 4  # styles of curves in the style sheet
+CURVES = 4  # number of curve styles in the style sheet
 
 
 def love(data: Love) -> Draw:
-    """Draw standardised differences, one row per covariate: open before weighting, filled after."""
+    """Draw standardised differences, one row per covariate: open dots before weighting, filled ones after."""
 
     def draw(width: float) -> Canvas:
         left, right, top = name_column(data.names, width), width - 12, 8.0

@@ -62,7 +62,7 @@ def _flow(emulation: Document) -> str:
         note += text(
             "p",
             f"Counts and losses of fewer than {emulation['floor']} people are not shown (-). A number with "
-            "a + is of the silos that show theirs.",
+            "a + covers only the silos that show theirs.",
             class_="soft",
         )
     return figure + note + element("details", text("summary", "The numbers by silo") + numbers)

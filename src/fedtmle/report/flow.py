@@ -15,7 +15,7 @@ PAD = 8.0
 
 
 def diagram(boxes: Sequence[str], lost: Sequence[str], ends: Sequence[str]) -> charts.Draw:
-    """Draw a column of boxes from step to step, those who leave beside it, and the arms below."""
+    """Draw the steps as a column of boxes, the people who leave next to it, and the arms below."""
 
     def draw(width: float) -> Canvas:
         side = 0.0 if not lost else 150.0 if charts.is_wide(width) else 96.0
@@ -47,7 +47,7 @@ def diagram(boxes: Sequence[str], lost: Sequence[str], ends: Sequence[str]) -> c
 
 
 def _box(canvas: Canvas, x: float, y: float, width: float, words: str, style: str = "") -> float:
-    """Draw a box of words; return where it ends."""
+    """Draw a box of words; return the y at which it ends."""
     lines = _lines(words, width - 2 * PAD)
     height = len(lines) * LINE + 2 * PAD - 2.0
     canvas.rect(x, y, width, height, f"box {style}".strip())
@@ -66,8 +66,8 @@ def table1(
     """Return a table of the characteristics by arm.
 
     Each of ``lines`` has a `label`, the `mean` and `sd` of every arm (without `sd`, the mean is a share;
-    without `mean`, it is hidden), the largest standardised `difference` from the first arm, and whether it is
-    `constant`.
+    without `mean`, the line is hidden), the largest standardised `difference` from the first arm, and whether
+    it is `constant`.
     """
     rows = [[unit, *counts, ""]]
     for line in lines:

@@ -10,11 +10,11 @@ from fedtmle.report.charts import Draw, is_wide, x_axis
 from fedtmle.report.svg import Canvas, label, linear, shortened, ticks
 from fedtmle.runtime.markup import element, scrolling, table, text
 
-CURVES = 4  # styles of curves in the style sheet
+CURVES = 4  # number of curve styles in the style sheet
 
 
 def participants(document: Document) -> str:
-    """Return who is at risk and censored, and who has the event, in each period; and records by silo."""
+    """Return the numbers at risk, censored and with the event in each period, and the records by silo."""
     periods = document["periods"]
     head = ["", *(f"period {each['period']}" for each in periods)]
     rows = [["at risk", *(f"{each['at_risk']:,}" for each in periods)]]

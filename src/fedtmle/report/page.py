@@ -14,8 +14,8 @@ from fedtmle.text.result import cells, interval_title
 
 CONTENT_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 APPENDIX = ("How exactly", "What left the silos", "To reproduce this")
-MOST_ROWS = 8  # of estimates, above which figures come first
-CHECKLISTS = (STROBE, emulation.TARGET)  # the second if the study emulates a trial
+MOST_ROWS = 8  # with more estimates than this, figures come first
+CHECKLISTS = (STROBE, emulation.TARGET)  # TARGET is used if the study emulates a trial
 
 
 def render(document: Document) -> str:
@@ -55,7 +55,7 @@ def _sections(document: Document) -> Iterator[tuple[str, str]]:
             ("Risks over time", over_time.risks(document)),
         )
     is_long = len(document["estimates"]) > MOST_ROWS
-    yield from over if is_long else ()  # the picture first
+    yield from over if is_long else ()  # figures before the table
     yield "Estimates", _estimates(document)
     yield from () if is_long else over
     if "study" in document:
@@ -109,7 +109,7 @@ def _header(document: Document) -> str:
 
 
 def _measure(document: Document, row: Document) -> str:
-    """Return an estimate's name for a reader: its measure, where the study asks for one value."""
+    """Return an estimate's name for a reader; if the study estimates one value, this is its measure."""
     if "study" not in document or len(document["estimates"]) > 1:
         return str(row["estimand"])
     first = wording.measure(document)
@@ -150,7 +150,7 @@ def _means(document: Document, digits: int) -> str:
     is_comparison = any(row["scale"] != "value" for row in document["estimates"])
     if "study" not in document or not is_comparison or not document["psi"] or document.get("curves"):
         return ""
-    if document["study"]["options"].get("submodel") == "contrast":  # no mean was estimated
+    if document["study"]["options"].get("submodel") == "contrast":  # no means were estimated
         return ""
     each = zip(document["names"], document["psi"], document["std_error"], strict=True)
     rows = [
@@ -159,7 +159,7 @@ def _means(document: Document, digits: int) -> str:
     ]
     kind = "Risk" if document["study"]["target"]["response"] == "binary" else "Mean"
     title, caption = "Means by arm", f"{kind} of {wording.outcome(document)} under each arm"
-    if "brought" in document["study"]["target"]:  # whose coordinates need not be means of the outcome
+    if "brought" in document["study"]["target"]:  # a target from another package need not have means
         title = caption = "Quantities behind the estimates"
     return scrolling(table(["", "estimate", "std. error"], rows, caption=caption), title)
 

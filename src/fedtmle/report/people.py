@@ -44,7 +44,7 @@ def participants(document: Document) -> str:
 
 
 def _flow(document: Document, counted: str) -> str:
-    """Draw the records of the silos that took part, those left out, and the arms with their outcomes."""
+    """Draw the records of the silos that took part, the omitted records, and the arms with their outcomes."""
     data, people = series.overlap(document), document.get("participants")
     if data is None or not people:
         return ""
@@ -90,7 +90,7 @@ def characteristics(document: Document) -> str:
     if "periods" in document:
         note = "Covariates in period 1, by the treatment in that period, unweighted."
     if not described["is_complete"]:
-        note += " A silo hides a covariate if few of its records in an arm hold some value, or all the same."
+        note += " A silo hides a covariate if in some arm few records have a value, or all have the same."
     note += _hidden(document)
     return flow.table1(arms, [f"{count:,}" for count in described["counts"]], lines, note)
 
@@ -117,7 +117,7 @@ def balance(document: Document) -> str:
         title = f"Balance of covariates, {named}{where}"
         html += charts.figure(clinical.love(data), title=title, description=description, key=f"balance-{k}")
         if not data.is_complete:
-            note = "Silos that hide a covariate are left out of it: pale dots are not of all records."
+            note = "Silos that hide a covariate are left out of it: pale dots do not cover all records."
             html += text("p", note + _hidden(document))
         numbers = scrolling(table(["covariate", "unweighted", "weighted"], rows), f"Balance, {named}")
         html += element("details", text("summary", "The numbers") + numbers)
@@ -201,7 +201,7 @@ def fit(document: Document) -> str:
                 calibration["targeted"],
                 strict=True,
             )
-            if count != 0  # joined with the next, or empty
+            if count != 0  # 0 if the bin is empty or joined with the next
         ]
         caption = (
             "Calibration: mean outcome by bins of the model's prediction (each silo joins bins of few "
@@ -217,7 +217,7 @@ def _plain(value: float | None) -> str:
 
 
 def sensitivity(document: Document) -> str:
-    """Return the estimate over other bounds, E-values and bounds on the bias of an omitted variable."""
+    """Return the estimate by truncation bound, E-values and bounds on the bias of an omitted variable."""
     return _ladder(document) + "".join(_confounding(document))
 
 
@@ -270,7 +270,7 @@ def _confounding(document: Document) -> Iterator[str]:
 
 
 def missing(document: Document) -> str:
-    """Return what is missing, and how the analysis accounts for it."""
+    """Return the numbers of missing values, and how the analysis accounts for them."""
     data = series.overlap(document)
     if data is None:
         return ""
@@ -314,7 +314,7 @@ def _without_outcome(document: Document, unknown: int) -> str:
 
 
 def finer_grid(document: Document) -> str:
-    """Return the estimates on a finer grid beside the study's own, if the study compares one."""
+    """Return the estimates on a finer grid next to the study's own, if the study asks for the comparison."""
     finer = document.get("finer_grid")
     if not finer:
         return ""

@@ -1,4 +1,4 @@
-"""The numbers that figures show; the report and `fedtmle.plots` draw the same ones."""
+"""The numbers in figures, which the report and `fedtmle.plots` share."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Interval:
     """One row of a forest plot.
 
     ``kind`` is "pooled", "silo", "summary" (of the silos' own estimates), "prediction" (its interval for the
-    effect at another silo), or "without" for that summary of all silos but ``label``.
+    effect at another silo), or "without" (the summary of all silos but ``label``).
     """
 
     label: str  # the silo, or "pooled"
@@ -51,7 +51,7 @@ class Interval:
     estimate: float
     low: float
     high: float
-    n: int | None  # None where sums were masked, and nobody knows a silo's number of records
+    n: int | None  # None if sums were masked, which hides a silo's number of records
 
     @property
     def name(self) -> str:
@@ -59,7 +59,7 @@ class Interval:
 
     @property
     def is_summary(self) -> bool:
-        """Whether it puts all records, or all silos, together."""
+        """Whether it combines all records or all silos."""
         return self.kind in ("pooled", "summary")
 
 
@@ -71,7 +71,7 @@ class Forest:
     rows: tuple[Interval, ...]
     null: float | None
     ratio: bool
-    weights: Mapping[str, float]  # of each silo in the random-effects summary; they add up to 1
+    weights: Mapping[str, float]  # weight of each silo in the random-effects summary; they add up to 1
 
 
 def forests(document: Document) -> list[Forest]:
@@ -153,7 +153,7 @@ class Path:
 
 
 def path(document: Document) -> Path:
-    """Return the trajectory as the parties learned it."""
+    """Return the trajectory of targeting that the document holds."""
     trajectory = document["trajectory"]
     points = trajectory["points"]
     stated = document["certificate"] or {}
@@ -196,7 +196,8 @@ def bits_by_round(document: Document) -> BitsByRound:
 class Arm:
     """One arm: its records, observed outcomes and truncated probabilities.
 
-    ``truncated`` is over the silos that disclose the count; ``hidden_in`` silos have a few and do not.
+    ``truncated`` is summed over the silos that disclose the count. ``hidden_in`` is the number of silos that
+    hide it because it is small.
     """
 
     name: str
@@ -211,7 +212,7 @@ class CohortOverlap:
     """Counts by arm, effective sample sizes, and the truncation of the propensity score, if any."""
 
     arms: tuple[Arm, ...]
-    records: int  # in all: everyone has a score of every arm, which may be truncated
+    records: int  # number in all arms; each record has a score for every arm
     effective: Mapping[str, float]
     truncation: float | None
 
@@ -221,7 +222,7 @@ def overlap(document: Document) -> CohortOverlap | None:
     if "arms" not in document:
         return None
     keys = ("arms", "arm_counts", "observed_counts", "truncated", "truncated_hidden")
-    if not document["truncated"]:  # a target with a problem of its own counts none
+    if not document["truncated"]:  # a target with a problem of its own has no such counts
         document = {**document, **dict.fromkeys(keys[3:], [0] * len(document["arms"]))}
     return CohortOverlap(
         arms=tuple(
@@ -321,7 +322,7 @@ class Spread:
 
 
 def heterogeneity(document: Document) -> list[Spread]:
-    """Return the spread of each estimand that at least two silos released."""
+    """Return the spread of each estimand for which at least two silos released their estimates."""
     spreads = []
     for line in document.get("heterogeneity", []):
         spreads.append(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from html import escape
 
 Scale = Callable[[float], float]
-CHARACTER = 6.6  # pixels of a letter at the figures' font size, on the safe side
+CHARACTER = 6.6  # generous width of a letter in pixels, at the figures' font size
 
 
 def linear(low: float, high: float, start: float, end: float) -> Scale:
@@ -18,7 +18,7 @@ def linear(low: float, high: float, start: float, end: float) -> Scale:
 
 
 def logarithmic(low: float, high: float, start: float, end: float) -> Scale:
-    """Return the same map for a log axis."""
+    """Return the logarithmic map from data in [low, high] to pixels in [start, end]."""
     inner = linear(math.log10(low), math.log10(high), start, end)
     return lambda value: inner(math.log10(value))
 

@@ -38,7 +38,7 @@ def time(document: Document) -> str:
 
 
 def arm(document: Document, code: str) -> str:
-    """Return the words of an arm from the dictionary's levels of the treatment, or its code."""
+    """Return the label of an arm from the dictionary's levels of the treatment, or its code."""
     treatment = document["study"]["target"]["treatment"]
     levels = document["study"].get("variables", {}).get(treatment, {}).get("levels") or {}
     return str((levels.get(code) if isinstance(levels, dict) else None) or code)
@@ -51,7 +51,7 @@ def component(document: Document, name: str) -> str:
 
 
 def caption(document: Document) -> str:
-    """Return what a table of estimates shows: the measure, the outcome and what is compared."""
+    """Return the caption of a table of estimates: the measure, the outcome and the arms compared."""
     first, compared = measure(document), comparison(document)
     named = f"{first[:1].upper()}{first[1:]} of {outcome(document)}"
     return f"{named}: {compared}" if compared else named
@@ -67,13 +67,13 @@ def asked(document: Document) -> str:
 
 
 def measure(document: Document) -> str:
-    """Return what is estimated, such as "risk difference"; for an estimand of another package its name."""
+    """Return the measure, such as "risk difference"; for an estimand of another package, its name."""
     target = document["study"]["target"]
     return str(target["measure"] or _spaced(target["kind"]))
 
 
 def curve_measure(document: Document) -> str:
-    """Return what the curves of a study of time to an event show for each arm, such as "risk"."""
+    """Return the measure that the curves of a study of time to an event show, such as "risk"."""
     kind = str(document["grid"]["measure"])
     return _spaced(kind.removesuffix("Difference").removesuffix("Ratio"))
 
@@ -116,7 +116,7 @@ def _own_methods(document: Document) -> Iterator[str]:
     """Yield the sentences about the models of a target that another distribution brings."""
     study, brought = document["study"], document["study"]["target"]["brought"]
     source = f"{brought['distribution'] or brought['module']} {brought['version'] or ''}".strip()
-    yield f"The target, {study['target']['kind']}, is of the distribution {source}."
+    yield f"The target, {study['target']['kind']}, comes from the package {source}."
     for role, model in study["models"].items():
         yield f"The {role} model was {model}."
     if document.get("g_floor"):

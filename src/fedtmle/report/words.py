@@ -42,7 +42,7 @@ PHASES = {
 
 
 def proved(document: Document) -> Iterator[str]:
-    """Yield what holds for any data, if the parties followed the protocol."""
+    """Yield the statements that hold for any data, if the parties followed the protocol."""
     stated = document["certificate"] or {}
     bound, tolerance = stated.get("residual_bound"), stated.get("tolerance")
     if document.get("privacy"):
@@ -71,7 +71,7 @@ def proved(document: Document) -> Iterator[str]:
 
 
 def assumed(document: Document) -> Iterator[str]:
-    """Yield what no computation on these records can show."""
+    """Yield the assumptions that no computation on these records can check."""
     study = document.get("study")
     if study:
         yield from study["target"]["assumptions"]
@@ -111,7 +111,7 @@ def messages(document: Document) -> Iterator[tuple[str, str]]:
 
 
 def disclosed(document: Document) -> Iterator[str]:
-    """Yield what the reader must know about what the silos disclosed."""
+    """Yield sentences about what the silos disclosed."""
     released, silos = document.get("silos", {}), document["sizes"]
     seen = (
         "The silos' sums were masked: the server and the silos read totals over all silos only, unless all "

@@ -43,7 +43,7 @@ def _largest_moves(
 ) -> list[Document]:
     """Return the largest change of each reported number over the box psi +- bounds.
 
-    Every number is monotone in each of its components, so that it is found at a corner.
+    Every number is monotone in each of its components, so the largest change is at a corner.
     """
     now = summaries(study, components, psi)
     moves: list[float | None] = [0.0] * len(now)
@@ -61,7 +61,7 @@ def _largest_moves(
 
 
 def reported(study: Study, reached: Reached) -> Reached:
-    """Return how far a run got in the numbers that its study reports, instead of those that it targets."""
+    """Return a run's progress in the numbers that the study reports, instead of those that it targets."""
     if study.imputes and reached.names:
         return replace(reached, names=(), estimate=None, covariance=(), bounds=None, reason=SEVERAL)
     if reached.estimate is None or not isinstance(study.target, AbstractEffect):
@@ -85,7 +85,7 @@ def reported(study: Study, reached: Reached) -> Reached:
 
 @contextmanager
 def reporting_progress(study: Study) -> Iterator[None]:
-    """Let an error that ends a run say how far it got in the numbers that the study reports."""
+    """Convert the progress that an error reports to the numbers that the study reports."""
     try:
         yield
     except FedTMLEError as error:
@@ -95,7 +95,7 @@ def reporting_progress(study: Study) -> Iterator[None]:
 
 
 def uncovered(study: Study) -> list[str]:
-    """Return why thm:statistical does not cover a study, if it does not."""
+    """Return the reasons why thm:statistical does not cover a study; empty if it does."""
     models = [
         part
         for model in study.models.values()

@@ -11,6 +11,8 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 
+import msgspec
+
 from fedtmle.algorithms.local import Personalized
 from fedtmle.initial.crossfit import CrossFitted
 from fedtmle.initial.glm import FAMILIES, GLM, FittedGLM, Supplied
@@ -31,6 +33,7 @@ from fedtmle.programs.time import TimeDetails
 from fedtmle.protocol.bins import PooledBin
 from fedtmle.protocol.outcome import SiteTest, Status
 from fedtmle.protocol.plan import Plan, provenance
+from fedtmle.protocol.policy import lowered_limit
 from fedtmle.protocol.sites import OwnEstimate, OwnStatus
 from fedtmle.results.certainty import convergence_document, uncovered
 from fedtmle.results.inference import Row, imputed_rows, interaction_tests, silo_tables, table_rows
@@ -104,6 +107,7 @@ def document(plan: Plan, finished: Finished, result: Result, release: Sequence[s
             for name, update in result.retired_at.items()
         },
         "absent": dict(finished.absent),
+        **({"lowered": _lowered_document(finished)} if finished.lowered else {}),
         "participants": {
             "records": result.n + details.omitted,
             "omitted": details.omitted,
@@ -151,6 +155,7 @@ def document(plan: Plan, finished: Finished, result: Result, release: Sequence[s
         "notes": [
             *_unneeded_models(study, details),
             *([] if result.psi is None else _silos_without_estimate(study, own, release)),
+            *_lowered_limits(finished),
         ],
         **result.to_dict(),
     }
@@ -165,10 +170,26 @@ def _personal(study: Study, details: Details, local: LocalOutcome | None) -> lis
 
 
 def _absent_silos(finished: Finished) -> list[str]:
-    """Warn that the result is of the silos that took part, with the reason of each other one."""
+    """Warn if silos were absent, with the reason of each."""
     absent, joined = finished.absent, len(finished.sizes)
     named = "; ".join(f"'{silo}': {reason}" for silo, reason in absent.items())
     return [f"{joined} of {joined + len(absent)} silos took part. Without {named}"] if absent else []
+
+
+def _lowered_document(finished: Finished) -> Document:
+    """Return the limits that owners made laxer than the package's own, by silo."""
+    return {
+        silo: [msgspec.structs.asdict(each) for each in limits] for silo, limits in finished.lowered.items()
+    }
+
+
+def _lowered_limits(finished: Finished) -> list[str]:
+    """Note the limits that owners made laxer than the package's own, with their reasons."""
+    return [
+        f"silo '{silo}' lowered a limit of its policy: {lowered_limit(each)}"
+        for silo, limits in finished.lowered.items()
+        for each in limits
+    ]
 
 
 def _unsupported(estimates: Sequence[Row], result: Result) -> list[str]:
@@ -187,7 +208,7 @@ def _unsupported(estimates: Sequence[Row], result: Result) -> list[str]:
 
 
 def private_document(study: Study, details: Details) -> Document | None:
-    """Return what privacy guarantees, what it cost, and the interval's parts; None without privacy."""
+    """Return the privacy guarantee, its cost and the parts of the standard error; None without privacy."""
     account = details.privacy if isinstance(details, StudyDetails) else None
     if account is None or study.privacy is None:
         return None
@@ -218,7 +239,7 @@ def _privacy_warnings(details: Details) -> list[str]:
 
 
 def _unneeded_models(study: Study, details: Details) -> list[str]:
-    """Note a model that was not fitted, because it is not needed."""
+    """Note the models that were not fitted because they were not needed."""
     if "missingness" in study.models and "missingness" not in details.nuisances:
         return ["no outcome is missing, so the missingness model was not needed and is left out"]
     if "censoring" in study.models and "censoring" not in details.nuisances:
@@ -229,7 +250,7 @@ def _unneeded_models(study: Study, details: Details) -> list[str]:
 def _silos_without_estimate(
     study: Study, own: Mapping[str, OwnEstimate], release: Sequence[str]
 ) -> list[str]:
-    """Note the silos that release an estimate of their own and have none, with the reason."""
+    """Note the silos that would release an estimate of their own but have none, with the reason."""
     warnings = [
         f"silo '{silo}' has no estimate of its own: {each.status.reason}"
         for silo, each in own.items()
@@ -247,7 +268,7 @@ def _silos_without_estimate(
 
 
 def _missing_document(study: Study, details: Details) -> dict[str, Document]:
-    """Return for each covariate that may be missing how many values are, and what takes their place."""
+    """Return, for each covariate that may be missing, the number of missing values and their treatment."""
     counts = {} if details.missing is None else details.missing.counts
     variables = study.variables
     return {
@@ -279,7 +300,7 @@ def _imputation_document(
 
 
 def _tested(details: Details, result: Result) -> tuple[SiteTest, ...]:
-    """Return the tests of whether silos differ, of those that have two silos to compare."""
+    """Return the tests of differences between silos that have at least two silos to compare."""
     tests = () if details.silos is None else details.silos.tests
     if result.populations is not None:
         tests = (*tests, result.populations)
@@ -456,7 +477,7 @@ def _settings(value: object) -> Document:
 
 
 def _dictionary(variables: Variables) -> Document:
-    """Return what the dictionary declares of each variable, by name."""
+    """Return the dictionary's entry of each variable, by name."""
     return {
         name: {
             "kind": variable.kind,
@@ -471,7 +492,7 @@ def _dictionary(variables: Variables) -> Document:
 
 
 def _plain(value: object) -> object:
-    """Return a setting as plain data; an object becomes the text that makes it."""
+    """Return a setting as plain data; an object becomes its constructor call as text."""
     if value is None or isinstance(value, str | int | float | bool):
         return value
     if isinstance(value, Mapping):
@@ -589,10 +610,10 @@ def learners_document(study: Study, details: Details) -> list[Document]:
 
 
 def fits_document(study: Study, details: Details, n: int) -> Document | None:
-    """Return how far coded fits may leave the estimate from that of converged ones, in standard errors.
+    """Return how far stopping the coded fits early may move the estimate, in standard errors.
 
-    A fit stops when sqrt(n) times the root mean square of what is left of its linear predictor is at most
-    ``accuracy``; ``effect`` is that number where each stopped. None if all models were fitted by exact sums.
+    A fit stops when sqrt(n) times the root mean square error of its linear predictor is at most
+    ``accuracy``; ``effect`` is that number at the end of each fit. None if all fits used exact sums.
     """
     effects: list[tuple[str, float]] = [
         (role, math.sqrt(n) * error)

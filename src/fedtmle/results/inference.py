@@ -1,6 +1,6 @@
 """From components to the table of estimates: Wald intervals, pointwise and simultaneous.
 
-`results.meta` puts the tables of the silos' own estimates together.
+`results.meta` combines the silos' own estimates.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fedtmle.protocol.sites import OwnEstimate
 from fedtmle.targets.effects.components import AbstractPopulation, Component, InStratum
 from fedtmle.targets.effects.estimands import Scale, Summary
 
-DRAWS = 200_000  # of the simulated maximum, for simultaneous intervals
+DRAWS = 200_000  # simulated maxima, for simultaneous intervals
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +52,7 @@ def summaries(study: Study, components: Sequence[Component], psi: Array) -> list
 def _by_population(
     study: Study, components: Sequence[Component], psi: Array, *, named: bool = True
 ) -> list[tuple[AbstractPopulation, list[Summary]]]:
-    """Return each population's numbers; unless ``named``, they are called as for everyone."""
+    """Return each population's estimates; without ``named``, their names leave out the population."""
     reported, start = [], 0
     for population, group in groupby(components, key=lambda component: component.population):
         size, name = len(list(group)), population.label if named else ""
@@ -180,7 +180,7 @@ def symmetric(row: Row) -> tuple[float, float]:
 
 
 def _widening(simultaneous: Row, pointwise: Row) -> float:
-    """Return by how much a simultaneous interval is wider than the pointwise one."""
+    """Return the width of a simultaneous interval relative to the pointwise one."""
     ends = [(row.conf_low, row.conf_high) for row in (simultaneous, pointwise)]
     if pointwise.scale.is_log:
         ends = [(math.log(low), math.log(high)) for low, high in ends]

@@ -112,7 +112,7 @@ def _reml(y: Array, v: Array) -> float:
 
 
 def _usable(rows: Mapping[str, Sequence[Row]], index: int) -> dict[str, Row]:
-    """Return each silo's row of one estimand; a silo without sampling error has no weight."""
+    """Return each silo's row of one estimand; silos whose standard error is zero are left out."""
     return {silo: table[index] for silo, table in rows.items() if table[index].std_error > 0}
 
 
@@ -122,10 +122,10 @@ def _summary(rows: Mapping[str, Row], method: Method, confidence: float) -> Rand
 
 
 def heterogeneity(rows: Mapping[str, Sequence[Row]], confidence: float = 0.95) -> list[Document]:
-    """Return for each estimand how its silos' own estimates differ, and their random-effects summary.
+    """Return the heterogeneity of the silos' own estimates and their random-effects summary, by estimand.
 
     ``rows`` has the table of each silo that released its own estimate. Numbers of a ratio are on its own
-    scale, but for tau2 and the distances, which are of its logarithm.
+    scale, except tau2 and the distances, which are on the log scale.
     """
     found: list[Document] = []
     for index, first in enumerate(next(iter(rows.values()), ())):
@@ -169,7 +169,7 @@ def _shown(summary: RandomEffects, like: Row) -> Document:
 def leave_one_out(rows: Mapping[str, Sequence[Row]], confidence: float = 0.95) -> dict[str, list[Row]]:
     """Return the random-effects summary (REML) of the other silos' own estimates, for each silo left out.
 
-    It takes three silos: the summary of one is its estimate.
+    This needs at least three silos, because one remaining silo has no summary.
     """
     found: dict[str, list[Row]] = {}
     for left_out in rows if len(rows) >= 3 else ():

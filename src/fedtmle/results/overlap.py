@@ -15,9 +15,9 @@ from fedtmle.results.inference import table_rows
 from fedtmle.targets.effects.balance import Balance
 from fedtmle.targets.effects.components import InStratum, Static
 
-TRUNCATED_SHARE = 0.05  # warn if more of the records have a score below its bound
-EFFECTIVE_SHARE = 0.25  # warn if the effective sample size is a smaller part of the records
-FEWEST_EFFECTIVE = 20.0  # warn if it is smaller than this, where the number of records is not known
+TRUNCATED_SHARE = 0.05  # warn if a larger share of the records has a score below its bound
+EFFECTIVE_SHARE = 0.25  # warn if the effective sample size is a smaller share of the records
+FEWEST_EFFECTIVE = 20.0  # warn if it is smaller, where the number of records is not known
 LARGEST_SHARE = 0.1  # warn if one record may carry more of the weight
 THRESHOLDS = {
     "truncated_share": TRUNCATED_SHARE,
@@ -31,7 +31,8 @@ THRESHOLDS = {
 class Support:
     """The weights behind one component's mean.
 
-    ``records`` have a weight; None if that is not known. ``largest_share`` bounds one record's share.
+    ``records`` is the number of records with a weight, or None if it is not known. ``largest_share`` is an
+    upper bound on one record's share of the weight.
     """
 
     name: str
@@ -57,7 +58,7 @@ def supports(study: Study, details: Details) -> list[Support]:
 
 
 def overlap_warnings(study: Study, details: Details, n: int) -> list[str]:
-    """Return a warning for each threshold that is passed; none if overlap is good."""
+    """Return a warning for each threshold that is crossed; empty if overlap is good."""
     if study.target.treatment is None and "missingness" not in details.nuisances:
         return []
     warnings = []
@@ -117,7 +118,7 @@ def overlap_document(study: Study, details: Details, n: int) -> Document:
 def ladder_document(study: Study, details: Details) -> list[Document]:
     """Return the one-step estimates under other bounds on the propensity score, in rising order.
 
-    There are none where covariates are imputed: they would be those of one data set.
+    Empty if covariates are imputed, because the estimates would be those of one imputed data set.
     """
     if not isinstance(details, StudyDetails) or details.diagnostics is None or details.imputed:
         return []
@@ -135,7 +136,8 @@ def ladder_document(study: Study, details: Details) -> list[Document]:
 def balance_document(study: Study, details: Details, silos: int) -> Document | None:
     """Return the covariates by arm, and their standardised differences before and after weighting.
 
-    Of treatment over time, these are covariates and arms in period 1, or everyone if there are no arms.
+    For treatment over time, these are the covariates and arms in period 1, or all records if there are no
+    arms.
     """
     lines, counts = None, details.arm_counts
     if isinstance(details, StudyDetails) and details.diagnostics is not None:
@@ -158,7 +160,7 @@ def balance_document(study: Study, details: Details, silos: int) -> Document | N
 
 def _line(line: Balance, study: Study, silos: int) -> Document:
     covariate = line.covariate
-    declared = study.variables.get(covariate.name)  # none of an indicator that a value is missing
+    declared = study.variables.get(covariate.name)  # None for an indicator of a missing value
     words = study.variables.words(covariate.name) if declared else {}
     is_share = covariate.level is not None or declared is None or declared.kind == "binary"
     return {

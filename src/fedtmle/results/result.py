@@ -59,7 +59,7 @@ class StudyResult:
     def to_json(self) -> str:
         """Return the document as indented JSON, with each list of numbers on one line."""
         text = json.dumps(self.document, allow_nan=False, indent=1)
-        # A JSON string has no line break, so that only lists can match.
+        # A JSON string has no line break, so only lists can match.
         return _NUMBER_LIST.sub(lambda match: " ".join(match[0].split()), text)
 
     def save(self, path: str | Path) -> None:
@@ -68,7 +68,7 @@ class StudyResult:
 
     @property
     def headline(self) -> tuple[str, ...]:
-        """What a reader must know before the estimates: that silos were absent, or overlap is poor."""
+        """Caveats to read before the estimates: absent silos and poor overlap."""
         absent = self.document.get("absent")
         return (
             *([f"{silo_count(self.document)} took part."] if absent else []),
@@ -82,12 +82,12 @@ class StudyResult:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What may make the estimates wrong, or other than what was asked for."""
+        """Problems that may bias the estimates, or change what they estimate."""
         return tuple(self.document["warnings"])
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a reader may want to know besides: it puts no estimate in doubt."""
+        """Further information about the run that casts no doubt on the estimates."""
         return tuple(self.document.get("notes", ()))
 
     def __repr__(self) -> str:
@@ -102,7 +102,7 @@ class StudyResult:
         return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
 
     def _repr_html_(self) -> str:
-        """Return what a notebook shows: the question, the table, how the run ended and the warnings."""
+        """Return the HTML that a notebook shows: question, table, how the run ended, and warnings."""
         confidence = 100 * self.document["study"]["options"]["confidence"]
         rows = [
             [

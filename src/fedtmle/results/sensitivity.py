@@ -99,7 +99,7 @@ def e_value(
 
 
 def risk_ratio(value: float, measure: Measure, *, rare: bool = False) -> float:
-    """Return about which risk ratio a measure of effect stands for."""
+    """Return the risk ratio that approximates a measure of effect."""
     if measure == "SMD":
         return math.exp(LOG_RR_PER_SD * value)
     if measure == "RR" or rare or value == 0:
@@ -115,7 +115,7 @@ def _of_ratio(ratio: float) -> float:
 
 
 def robustness_value(distance: float, scale: float) -> float:
-    """Return the share r with ``scale`` r / sqrt(1 - r) = ``distance``; 0 at no distance."""
+    """Return the share r with ``scale`` r / sqrt(1 - r) = ``distance``; 0 if ``distance`` is not positive."""
     if distance <= 0:
         return 0.0
     f = distance / scale if scale > 0 else math.inf
@@ -167,7 +167,7 @@ class _Comparison:
         return float(gradient @ self.psi), math.sqrt(float(gradient @ self.covariance @ gradient))
 
     def e_values(self) -> Document:
-        """Return the E-values, the risk ratio that they are of, and where that is from."""
+        """Return the E-values, the risk ratio that they are computed from, and its origin in words."""
         found = self._risk_ratio()
         if found is None:
             return {"e_value": None, "e_value_interval": None, "risk_ratio": None, "conversion": None}
@@ -216,7 +216,7 @@ class _Comparison:
         }
 
     def _squared_weight(self) -> float | None:
-        """Return E[alpha^2] of the difference: H of two arms are never both other than zero."""
+        """Return E[alpha^2] of the difference, the sum over its two arms: at most one arm's H is nonzero."""
         means = self.details.overlap.mean_squares
         pair = self._pair()
         if pair is not None:

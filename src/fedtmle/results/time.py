@@ -1,4 +1,4 @@
-"""The further parts of the document of a study of time to an event: grid, curves, people at risk."""
+"""The further parts of the document of a study of time to an event: grid, curves, numbers at risk."""
 
 from __future__ import annotations
 
@@ -38,9 +38,10 @@ def time_document(study: Study, details: TimeDetails, result: Result, silos: int
 def _finer_grid(
     study: Study, target: AbstractTimeEffect, details: TimeDetails, result: Result
 ) -> Document | None:
-    """Return the estimates on the finer grid beside the study's own; None if the study compares none.
+    """Return the estimates on a finer grid, compared with the study's own; None if the study asks for none.
 
-    A difference is that from the study's own estimate in its standard errors, for a ratio of logarithms.
+    ``difference`` is the distance from the study's own estimate in standard errors, on the log scale for
+    ratios.
     """
     finer, psi, covariance = details.finer, result.psi, result.covariance
     if finer is None or psi is None or covariance is None:
@@ -63,7 +64,7 @@ def _finer_grid(
 def _curves(study: Study, target: AbstractTimeEffect, details: TimeDetails, result: Result) -> list[Document]:
     """Return each arm's measure by horizon, one curve for each population, arm and cause.
 
-    Bands hold for all horizons of all curves at once. Risks and survival are kept within 0 and 1.
+    Bands hold for all horizons of all curves at once. Bands of risks and survival are clipped to [0, 1].
     """
     psi, covariance = result.psi, result.covariance
     if psi is None or covariance is None:

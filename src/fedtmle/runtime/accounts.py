@@ -1,7 +1,7 @@
 """A silo's account of each study, from its ledger: what was asked, answered and refused, and what it spent.
 
-The lines of studies that run at the same time stand in the ledger in turns. Each session has its running
-totals, from which the part of each answer follows.
+The ledger interleaves the lines of studies that run at the same time. Each line has the running totals of
+its session; the numbers and bits of one answer are the difference from the line before.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class StudyAccount:
     last: str = ""
     kinds: dict[tuple[str, str], AnsweredKind] = field(default_factory=dict)
     refusals: list[Refusal] = field(default_factory=list)
-    repeated: int = 0  # requests that came again and got the recorded answer
+    repeated: int = 0  # repeated requests, which got the recorded answer
     closed: bool = False
 
     @property

@@ -1,4 +1,4 @@
-"""The owner's decisions about plans: a file of signed JSON lines, of which the last about a plan is in force.
+"""The owner's decisions about plans: a file of signed JSON lines. The last line about a plan is in force.
 
 A changed plan has another digest, which nobody has approved yet; so has the same study under another version
 of the package. The file's head is signed, so that a revocation cannot be cut off.
@@ -9,13 +9,14 @@ from __future__ import annotations
 import datetime
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from fedtmle.errors import JournalError
+from fedtmle.lowered import LoweredLimit
 from fedtmle.runtime.heads import check_head, read_head, write_head
 from fedtmle.runtime.signing import SigningKey, is_signed
 
@@ -30,6 +31,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     data: str = ""  # the digest of plan and rows for which it holds; empty: for any rows
     bits: dict[str, float] | None = None  # by column, as `risk` found it; None: not audited
     title: str = ""  # of the study
+    lowered: tuple[LoweredLimit, ...] = ()  # limits that the owner made laxer for this plan
     signature: str = ""
 
     @property
@@ -38,7 +40,8 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
         signed = ("fedtmle approval", self.plan, self.approved, self.time, self.note)
         named = (*signed, self.data) if self.data else signed
         audited = named if self.bits is None else (*named, sorted(self.bits.items()))
-        return msgspec.msgpack.encode((*audited, {"title": self.title}) if self.title else audited)
+        titled = (*audited, {"title": self.title}) if self.title else audited
+        return msgspec.msgpack.encode((*titled, {"lowered": self.lowered}) if self.lowered else titled)
 
 
 @dataclass(frozen=True)
@@ -50,10 +53,10 @@ class Approvals:
 
     def decisions(self) -> list[Decision]:
         """Return every decision, oldest first; raise if the silo's key did not sign one of them."""
-        head = read_head(self.path, self.key.public)  # first: a decision may be added meanwhile
+        head = read_head(self.path, self.key.public)  # read the head first: a decision may be added meanwhile
         if not self.path.exists():
             if head is not None:
-                raise JournalError(f"{self.path}: the file is gone, and its signed head is there")
+                raise JournalError(f"{self.path}: the file is gone, but its signed head exists")
             return []
         decisions, data = [], self.path.read_bytes()
         if head is not None:
@@ -75,7 +78,7 @@ class Approvals:
         return {decision.plan: decision for decision in self.decisions()}
 
     def approves(self, plan: bytes) -> bool:
-        """Return whether the approval of a plan is in force; no approval of a tampered file is."""
+        """Return whether an approval of the plan is in force; in a tampered file none is."""
         try:
             decision = self.current().get(plan.hex())
         except JournalError:
@@ -91,11 +94,12 @@ class Approvals:
         data: bytes = b"",
         bits: Mapping[str, float] | None = None,
         title: str = "",
+        lowered: Sequence[LoweredLimit] = (),
     ) -> Decision:
         """Sign and append a decision, and return it.
 
         ``data`` is the digest of the rows that it is about; ``bits`` is what `risk` found of each column;
-        ``title`` is the study's.
+        ``title`` is the study's; ``lowered`` are the limits that are laxer for it.
         """
         self.decisions()  # never add to a file that was tampered with
         time = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
@@ -107,6 +111,7 @@ class Approvals:
             data=data.hex(),
             bits=None if bits is None else dict(bits),
             title=title,
+            lowered=tuple(lowered),
         )
         decision = msgspec.structs.replace(bare, signature=self.key.sign(bare.signed).hex())
         with open(self.path, "ab", buffering=0) as file:

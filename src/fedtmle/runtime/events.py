@@ -43,7 +43,7 @@ class EventLog:
         silos: Sequence[str],
         role: str = "server",
     ) -> None:
-        """Write that a run begins; a reader of the file then forgets the run before."""
+        """Write that a run begins; readers of the file discard the run before it."""
         self.write(
             "start",
             title=title,
@@ -77,7 +77,7 @@ class EventLog:
             self.silo(error.silo, "refused", error.code)
         elif isinstance(error, DataError) and error.silo is not None:
             self.silo(error.silo, "failed", error.message)
-        # Only errors raised on purpose are sure to quote no record.
+        # Only our own errors are known to quote no record.
         text = error.full_text if isinstance(error, FedTMLEError) else f"stopped by {type(error).__name__}"
         self.write("failed", text=text)
 

@@ -1,4 +1,4 @@
-"""The journal: what a party writes before it goes on, so that a crash neither loses nor repeats a message.
+"""The journal: a party records each message before it goes on, so that a crash loses or repeats none.
 
 A file of records, each
 
@@ -59,7 +59,7 @@ class MemoryJournal:
 
 
 class FileJournal:
-    """A journal on disk; a record is on the medium when `append` returns."""
+    """A journal on disk; a record is durable when `append` returns."""
 
     def __init__(self, path: str | Path, *, sync: bool = True) -> None:
         self.path = Path(path)
@@ -94,7 +94,7 @@ class FileJournal:
     def append(self, payload: bytes, /) -> None:
         data, chain = frame(payload, self._chain)
         try:
-            self._file.truncate(self._end)  # what an append that failed may have left
+            self._file.truncate(self._end)  # remove what a failed append may have left
             self._write(data)
         except OSError:
             with contextlib.suppress(OSError):
@@ -153,7 +153,7 @@ def _changed(path: str | Path, at: int) -> str:
 
 
 def sync_folder(folder: Path) -> None:
-    """Write a folder to the medium: only then is a new file's name there."""
+    """Flush a folder to disk: only then does the name of a new file survive a crash."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -25,7 +25,7 @@ class Memory(Protocol):
     """What a silo remembers of earlier studies (`studies.memory`)."""
 
     def refusal(self, plan: Plan, /) -> str:
-        """Return the key of the policy by which this study may not follow the earlier ones, or nothing."""
+        """Return the key of the policy that forbids this study after the earlier ones, or an empty string."""
         ...
 
     def told(self, plan: Plan, /) -> Told:
@@ -41,7 +41,7 @@ class Keeper:
     ``limit`` is the uncertainty that must remain about named attributes. ``approves`` returns whether the
     owner has approved the plan with this digest, and has not revoked it. ``peers`` are the public keys
     (`SigningKey.public_keys`) of the silos that the owner vouches for; None trusts every roster that the
-    owner approves. ``memory`` holds a study against the earlier ones. ``witness`` is called with every query
+    owner approves. ``memory`` compares a study with the earlier ones. ``witness`` is called with every query
     and the answer that leaves. ``rehearses`` is the plan of the study that is rehearsed on one silo's rows.
     """
 

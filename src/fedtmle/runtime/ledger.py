@@ -39,10 +39,10 @@ class ReadColumn(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Told(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Whose numbers a study was told: the version of the rows, the columns, and the silos that took part.
+    """What a study's answers were about: the version of the rows, the columns, and the silos in the study.
 
     ``roster`` has the public keys of each silo in hexadecimal, or its name if it has none; ``own`` is this
-    silo's entry. ``groups`` are silos of the roster of which totals were told too. ``zcdp`` is the budget of
+    silo's entry. ``groups`` are groups of silos whose totals were disclosed too. ``zcdp`` is the budget of
     differential privacy that the study takes, as a fraction; it is empty if the sums had no noise.
     """
 
@@ -134,10 +134,10 @@ class Ledger:
             unless_ready.pop_all()  # keep the file open as long as the object
 
     def add(self, entry: Entry, *, max_epsilon: float = math.inf) -> None:
-        """Append one line; it is on the medium when this returns.
+        """Append one line; it is durable when this returns.
 
         A study's first answer is not recorded, and so not sent, if the studies in the ledger would take more
-        than ``max_epsilon`` with it. Nobody else can add a line between the look and the line.
+        than ``max_epsilon`` with it. No other process can add a line between this check and the new line.
         """
         try:
             with Held(self._file):
@@ -160,7 +160,7 @@ class Ledger:
             )
 
     def _catch_up(self) -> None:
-        """Read the lines added since the last look, and cut off a line that a crash or a full disk tore."""
+        """Read the lines added since the last call, and remove an incomplete last line."""
         size = self._file.seek(0, os.SEEK_END)
         if size == self._end:
             return

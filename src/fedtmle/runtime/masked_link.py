@@ -87,10 +87,10 @@ class MaskedLink:
         pool: Callable[[Mapping[str, Bits]], Broadcast],
         broadcast: Broadcast,
     ) -> None:
-        """Check that all silos signed what is relayed, this one included, and that it gives the broadcast.
+        """Check that every silo signed its relayed answer, and that the answers add up to the broadcast.
 
-        It is called before the broadcast is heard, when the digest of everything heard is still the one that
-        the silos signed.
+        Call it before the broadcast is processed, while the digest of all earlier broadcasts is still the one
+        that the silos signed.
         """
         roster = self._plan.roster
         if not self._plan.relays:

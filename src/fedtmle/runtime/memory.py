@@ -1,4 +1,4 @@
-"""What a silo remembers of its rows and rosters across studies, and what studies tell together.
+"""What a silo remembers of its rows and rosters across studies, and what studies disclose together.
 
 A file for each version of the data holds a keyed digest of every record, sorted. The key is derived from the
 silo's secret and never leaves it, so that nobody else can test a guess against the file. The ledger's line of
@@ -114,7 +114,7 @@ class RowStore:
 
 
 def fewest_people(versions: Sequence[Digests]) -> float | None:
-    """Return of how few people, in effect, a combination of studies over these versions can be made.
+    """Return the fewest people, in effect, on whom a combination of studies over these versions can rest.
 
     None if all versions have the same records. Combinations in which every record has the same part, as in
     each study alone, are left to the guard of that study.
@@ -124,7 +124,7 @@ def fewest_people(versions: Sequence[Digests]) -> float | None:
     counts = np.stack(
         [np.bincount(where[start:stop], minlength=len(records)) for start, stop in pairwise(ends)]
     )
-    layers = range(1, int(counts.max(initial=0)) + 1)  # records that are alike are people of their own
+    layers = range(1, int(counts.max(initial=0)) + 1)  # identical records are different people
     patterns, people = np.unique(
         np.concatenate([counts >= layer for layer in layers], axis=1), axis=1, return_counts=True
     )

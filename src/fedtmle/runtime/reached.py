@@ -1,4 +1,4 @@
-"""How far a run got that ended with an error: the last pooled estimate, and its distance from convergence."""
+"""How far a failed run got: the last pooled estimate, and its distance from convergence."""
 
 from __future__ import annotations
 

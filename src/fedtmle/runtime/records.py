@@ -1,7 +1,7 @@
 """A silo's records of its session: the journal, to resume after a crash, and the ledger, for its owner.
 
-The journal is written first. After a restart the silo follows its journal again, and adds to the ledger the
-line that a crash may have kept from it.
+The journal is written first. After a restart the silo replays its journal, and adds to the ledger the
+last line if a crash prevented that.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from fedtmle.errors import FedTMLEError, JournalError
 from fedtmle.protocol import messages
 from fedtmle.protocol.codes import Uplink
 from fedtmle.protocol.guard import Guard, RefusalError
-from fedtmle.protocol.messages import Ask, Begin, Reason, Refused, State
+from fedtmle.protocol.messages import Ask, Begin, Open, Reason, Refused, State
 from fedtmle.protocol.plan import Follower
+from fedtmle.protocol.policy import lowered_limit
 from fedtmle.protocol.query import Query
 from fedtmle.runtime.journal import Journal
 from fedtmle.runtime.keeper import Keeper
@@ -141,11 +142,19 @@ class Records:
                 recovered=recovered,
                 plan=self._plan,
                 data=self._data.hex(),
-                explanation=query.explanation if has_query and query is not None else advice,
+                explanation=self._explained(message, decision, query) or advice,
                 told=self.told if has_query and isinstance(message, Begin) else None,
             ),
             max_epsilon=self._guard.policy.max_epsilon_total,
         )
+
+    def _explained(self, message: messages.Request | None, decision: str, query: Query | None) -> str:
+        """Return in words what was answered: a query, or the opening with the limits that were lowered."""
+        if decision != "answered":
+            return ""
+        if isinstance(message, Open):
+            return "; ".join(map(lowered_limit, self._guard.policy.lowered))
+        return query.explanation if isinstance(message, Begin | Ask) and query is not None else ""
 
     def resume(self, follow: Callable[[messages.Request, messages.Reply, str], None]) -> None:
         """Resume from the journal: ``follow`` takes the silo through each request, its reply and its time.

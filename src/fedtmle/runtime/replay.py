@@ -105,7 +105,7 @@ def replay(
 
 
 def overhear(plan: Plan, transcript: Transcript, silo: str) -> tuple[AnsweredQuery, ...]:
-    """Return the queries and one silo's answers from the transcript alone: what the server has of it."""
+    """Return the queries and one silo's answers from the transcript alone, as the server has them."""
     joined = _joined(plan, transcript, silo)
     return _follow(joined, transcript, silo, None, UNGUARDED, _Masks(joined, silo))[0]
 

@@ -44,7 +44,7 @@ class Trajectory:
 
 @dataclass(frozen=True, kw_only=True)
 class BoundCheck:
-    """One realised quantity beside its bound; ``slack`` is bound over realised, None where either is open."""
+    """One realised quantity beside its bound; ``slack`` is bound over realised, None if either is unknown."""
 
     name: str
     realised: float

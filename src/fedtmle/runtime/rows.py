@@ -18,7 +18,7 @@ from fedtmle.model.table import SILO, StreamedTable, Table, placed
 from fedtmle.model.types import Array, IntArray
 from fedtmle.protocol.query import Model, Problem, View
 
-MOST_VIEWS = 32  # of the rows that are kept: more data sets than a study imputes
+MOST_VIEWS = 32  # views kept at a time: more than the data sets that a study imputes
 Result = TypeVar("Result")
 Rows = TypeVar("Rows")
 
@@ -68,9 +68,9 @@ class LocalRows:
         self._rows = rows
         self._index = index
         self._first_row: int | None = None
-        self._cached: list[_PerLaw] = []  # the models asked about in the last rounds, the latest at the end
+        self._cached: list[_PerLaw] = []  # by model of the last rounds, the most recent last
         self._batch: tuple[IntArray, IntArray] | None = None  # the last one, as pooled and as local rows
-        self._seen: list[tuple[View, LocalRows]] = []  # through views, the latest at the end
+        self._seen: list[tuple[View, LocalRows]] = []  # rows seen through views, the most recent last
 
     def place(self, first_row: int) -> None:
         """Set where the rows start in the pooled order; it is ignored if their owner numbered them."""
@@ -132,7 +132,7 @@ class LocalRows:
         return self._batch[1]
 
     def _numbers(self, pooled: IntArray) -> IntArray:
-        if self._index is None:  # consecutive: no list of their numbers, which may exceed memory
+        if self._index is None:  # consecutive rows: a list of their numbers might exceed memory
             if self._first_row is None:
                 raise AssertionError("rows are placed before the first query")
             numbers = pooled - self._first_row
@@ -160,7 +160,7 @@ class LocalRows:
         kept = [cached for cached in self._cached if cached.model is not model]
         while kept and self.n_rows * (model.dim + sum(cached.model.dim for cached in kept)) > CACHED_NUMBERS:
             kept.pop(0)
-        self._cached = kept  # the old one goes before the new one is built
+        self._cached = kept  # free the old one before the new one is built
         built = _PerLaw(model, law, model.submodel(law, self._rows), model.normaliser(law))
         kept.append(built)
         return built

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import msgspec
 
 from fedtmle.errors import FedTMLEError, InputError, JournalError, ProtocolError, RefusedError
+from fedtmle.lowered import LoweredLimit
 from fedtmle.model.exact import Sums
 from fedtmle.protocol import messages
 from fedtmle.protocol.codes import AbstractCode, Bits, Uplink, encode
@@ -37,7 +38,8 @@ from fedtmle.protocol.messages import (
     SignedDigest,
 )
 from fedtmle.protocol.outcome import Outcome, Personalised
-from fedtmle.protocol.plan import Follower, Plan
+from fedtmle.protocol.plan import Follower, Paths, Plan
+from fedtmle.protocol.policy import checked_limit
 from fedtmle.protocol.query import Phase, Query
 from fedtmle.runtime.journal import Journal
 from fedtmle.runtime.masked_link import count_rows
@@ -154,6 +156,7 @@ class Finished:
     n: int  # rows of all silos
     sizes: Mapping[str, int | None]  # of each silo that took part; None under masks, where nobody knows them
     absent: Mapping[str, str]  # the silos of the roster that did not, with the reason
+    lowered: Mapping[str, Sequence[LoweredLimit]]  # the limits that owners made laxer, by silo
     retired_at: Mapping[str, int | None]  # of a personalised run: the update at which each silo left
     closing: Sums | None  # what was pooled for the closing query
 
@@ -207,6 +210,7 @@ class Session:
         session: bytes = b"",
         progress: Progress | None = None,
         absent: Mapping[str, str] | None = None,
+        follow: Callable[[Plan, int], Follower] = Follower,
     ) -> None:
         present = tuple(federation.silos)
         lacking = [silo for silo in plan.silos if silo not in present]
@@ -219,6 +223,7 @@ class Session:
         self._plan = plan
         self._federation = federation
         self._progress = progress
+        self._follow = follow
         self._account = Account()
         self._session = session or plan.digest[:16]
         self._transcript = Transcript(self._session)
@@ -227,6 +232,7 @@ class Session:
         self._retired: dict[str, int] = {}
         self._sent: dict[str, int] = {}  # payload bits of this round's answers
         self._shares: dict[str, Shares] = {}  # the same by phase
+        self._lowered: dict[str, Sequence[LoweredLimit]] = {}
         self._relayed: tuple[SignedAnswer, ...] = ()  # the last masked answers, in the order of the roster
         self._tolerance: float | None = None  # once it is settled
         self._targeted: list[tuple[Query, object]] = []  # the rounds in which a law was moved or closed
@@ -245,7 +251,7 @@ class Session:
             raise
 
     def _run(self, n: int, sizes: Mapping[str, int], requests: dict[str, bytes]) -> Finished:
-        follower = Follower(self._plan.without(list(self._absent)), n)
+        follower = self._follow(self._plan.without(list(self._absent)), n)
         closing: Sums | None = None
         while True:
             query, number = follower.query, follower.round
@@ -267,6 +273,7 @@ class Session:
                     n=n,
                     sizes={silo: sizes.get(silo) for silo in self._plan.silos if silo not in self._absent},
                     absent=self._absent,
+                    lowered=self._lowered,
                     retired_at=self._retirements(follower.outcome),
                     closing=closing,
                 )
@@ -284,6 +291,7 @@ class Session:
             self._leave_out(refused)
             # Those that opened return the same bytes again, and a journal has them without a refusal.
             replies = self._replies(dict.fromkeys(self._active, opening))
+        self._lowered = {silo: limits for silo, reply in replies.items() if (limits := _lowered(silo, reply))}
         if self._plan.is_masked:
             return self._count(replies)
         sizes = {}
@@ -434,6 +442,15 @@ class Session:
         return replies
 
 
+def _lowered(silo: str, reply: messages.Reply) -> Sequence[LoweredLimit]:
+    """Return the limits that the owner of a silo made laxer; the words are the silo's own."""
+    limits = reply.lowered if isinstance(reply, Opened | Counted) else ()
+    try:
+        return [checked_limit(limit) for limit in limits]
+    except InputError:
+        raise ProtocolError(f"silo '{silo}' states a limit that is none of its policy's") from None
+
+
 def _payload(bits: Bits) -> Payload:
     return Payload(bits.length, bits.data)
 
@@ -469,8 +486,12 @@ def run_embedded(
 
     ``absent`` says why silos of the plan's roster are not among them, if the plan goes on without some.
     """
+    paths = Paths()
+    for silo in silos:
+        silo.follow = paths.follow
+    federation = InProcess(silos, threads=threads)
     try:
-        return Session(plan, InProcess(silos, threads=threads), progress=progress, absent=absent).run()
+        return Session(plan, federation, progress=progress, absent=absent, follow=paths.follow).run()
     except RefusedError as refused:
         for silo in silos:
             if silo.name == refused.silo and silo.error is not None:

@@ -12,13 +12,16 @@ import hmac
 import os
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from fedtmle.errors import InputError
-from fedtmle.protocol.codes import Bits
-from fedtmle.protocol.masks import MaskKey
-from fedtmle.protocol.plan import Plan
+
+if TYPE_CHECKING:  # a waiting silo holds a key for months, and need not load the protocol's modules
+    from fedtmle.protocol.codes import Bits
+    from fedtmle.protocol.masks import MaskKey
+    from fedtmle.protocol.plan import Plan
 
 
 class SigningKey:
@@ -60,6 +63,8 @@ class SigningKey:
     @cached_property
     def mask_key(self) -> MaskKey:
         """The silo's key for masks: HMAC-SHA256 of a label under the secret."""
+        from fedtmle.protocol.masks import MaskKey
+
         return MaskKey(hmac.digest(self._seed, b"fedtmle key for masks", "sha256"))
 
     @cached_property

@@ -9,6 +9,7 @@ refusal by policy, or a reply that could not be computed, ends the silo's part.
 from __future__ import annotations
 
 import datetime
+from collections.abc import Callable
 
 import msgspec
 
@@ -47,7 +48,7 @@ from fedtmle.runtime.signing import SigningKey, closing_statement, is_signed
 
 
 def check_standing(plan: Plan, silo: str, keeper: Keeper, today: datetime.date) -> None:
-    """Raise `RefusalError` if ``silo`` may not open the plan whatever its rows are: too late, or among whom.
+    """Raise `RefusalError` if ``silo`` may not open the plan, because of its date or its other silos.
 
     Under masks enough of the other silos must not be the server's own inventions: if as many of those that
     the owner vouches for collude as the policy says, one must remain.
@@ -57,7 +58,7 @@ def check_standing(plan: Plan, silo: str, keeper: Keeper, today: datetime.date) 
     if not plan.is_masked or keeper.peers is None:
         return
     doubted = doubted_silos(plan, silo, keeper)
-    groups = plan.look_groups.groups or (plan.silos,)  # of silos whose totals are told
+    groups = plan.look_groups.groups or (plan.silos,)  # the groups of silos whose totals are disclosed
     own = next(group for group in groups if silo in group)
     if len(set(own) - {silo} - doubted) < keeper.policy.colluders + 1:
         raise RefusalError(Reason.TOO_FEW_SILOS, "peers")
@@ -95,6 +96,7 @@ class Silo:
         self.advice = ""  # which columns were behind it, and what to do; stays at the silo
         self.local: LocalOutcome | None = None
         self.disagreement = False  # whether silos received different broadcasts
+        self.follow: Callable[[Plan, int], Follower] = Follower  # parties of one process may share flows
         self._plan = plan  # as the owner approved it
         self._joined = plan  # of the silos that take part, from `Begin` on
         self._source, self._index = rows, index
@@ -274,7 +276,7 @@ class Silo:
             self._position.opened = time
         if isinstance(message, Begin):
             joined = plan.without(message.absent)
-            self._check_memory(joined)  # again: another study may have been told since this one opened
+            self._check_memory(joined)  # again: another study may have been answered since this one opened
         if isinstance(message, Begin) and message.absent:
             self._guard.open(joined, self.n_rows, self._rows.evaluate(joined.program.smallest_part))
 
@@ -318,14 +320,18 @@ class Silo:
         return self._answer(self._follower.query, recorded)
 
     def _opened(self) -> Opened | Counted:
-        """Return the number of rows, under masks if the plan has them."""
-        return Opened(self.n_rows) if self._link is None else self._link.counted(self.n_rows)
+        """Return the number of rows, under masks if the plan has them, and what the owner lowered."""
+        policy = self._keeper.policy
+        lowered = policy.lowered if policy.reasons else ()
+        if self._link is None:
+            return Opened(self.n_rows, lowered)
+        return msgspec.structs.replace(self._link.counted(self.n_rows), lowered=lowered)
 
     def _begin(self, message: Begin) -> None:
         position = self._position
         if self._link is not None:
             self._link.check(message.relayed, count_rows, message.n)
-        # Everything but where its own rows start, which no other silo is told.
+        # Everything except where this silo's rows start, which no other silo learns.
         position.heard.update(messages.encode(msgspec.structs.replace(message, first_row=0)))
         if message.absent:
             self._joined = self._plan.without(message.absent)
@@ -334,7 +340,7 @@ class Silo:
         if self._records is not None and self._keeper.memory is not None:
             self._records.told = self._keeper.memory.told(self._joined)
         position.n = message.n
-        position.follower = Follower(self._joined, message.n)
+        position.follower = self.follow(self._joined, message.n)
 
     @property
     def _follower(self) -> Follower:

@@ -21,6 +21,7 @@ from fedtmle.layout import Document
 from fedtmle.privacy.audit import Attacker
 from fedtmle.programs.study import Study
 from fedtmle.protocol.plan import Plan
+from fedtmle.protocol.policy import lowered_limit
 from fedtmle.runtime import accounts
 from fedtmle.runtime.approvals import Decision
 from fedtmle.runtime.ledger import read
@@ -64,7 +65,8 @@ class Approval:
     inside I(). ``risk`` has the audit's finding for each column and attacker; if there is none, ``unaudited``
     says why. ``answered`` has the answers and numbers that already left for this plan.
     ``conflicts`` say why the study may not follow the earlier ones. ``bits`` is what it would tell of each
-    column, and ``spent`` what the earlier ones told. ``budget`` is that of a study with noise.
+    column, and ``spent`` what the earlier ones told. ``budget`` is that of a study with noise. ``lowered``
+    are the limits of the owner's policy that are laxer than the package's own, with the reasons.
     """
 
     title: str
@@ -91,6 +93,7 @@ class Approval:
     bits: Mapping[str, float] | None
     spent: Mapping[str, float]
     budget: OwnersBudget | None
+    lowered: tuple[str, ...]
 
     def to_dict(self) -> Document:
         return dataclasses.asdict(self)
@@ -147,6 +150,7 @@ def review(file: StudyFile, home: Home) -> Approval:
         bits=by_source,
         spent=spent_bits({p: t for p, t in told.items() if p != plan.digest.hex()}, home.approvals.current()),
         budget=OwnersBudget.of(plan, told, policy),
+        lowered=tuple(map(lowered_limit, policy.lowered)),
     )
 
 

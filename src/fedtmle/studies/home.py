@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -18,6 +18,7 @@ import numpy as np
 
 from fedtmle.data import DataErrors, SiloFile, load, read_silo_file
 from fedtmle.errors import ChangedDataError, InputError
+from fedtmle.lowered import LoweredLimit
 from fedtmle.model.table import AnyTable, Table
 from fedtmle.model.types import Array
 from fedtmle.privacy.limit import DisclosureLimit, LimitedAttribute, at_centre
@@ -96,19 +97,41 @@ class Home:
             return frozenset()
 
     def approve(self, plan: Plan, *, note: str = "", bits: Mapping[str, float] | None = None) -> None:
-        """Sign the owner's approval of a plan for the rows as they are now, with what `risk` found of it."""
+        """Sign the owner's approval of a plan for the rows as they are now, with what `risk` found of it.
+
+        The limits that the silo file makes laxer, and their reasons, are signed too.
+        """
         if plan.digest.hex() in self.closed:
             raise InputError(
                 "this silo may have answered this plan before it was restored from a backup; ask the "
                 "statistician for the study with another seed"
             )
         data = data_digest(plan, self.file)
-        title = study_of(plan).title or ""
-        self.approvals.decide(plan.digest, approved=True, note=note, data=data, bits=bits, title=title)
+        self.approvals.decide(
+            plan.digest,
+            approved=True,
+            note=note,
+            data=data,
+            bits=bits,
+            title=study_of(plan).title or "",
+            lowered=self.file.policy.lowered,
+        )
 
     def reject(self, plan: Plan, *, note: str = "") -> None:
         """Sign the owner's rejection of a plan, which also withdraws an approval."""
         self.approvals.decide(plan.digest, approved=False, note=note, title=study_of(plan).title or "")
+
+    def lowering(self, limits: Iterable[LoweredLimit]) -> Home:
+        """Return this home with exactly these limits of the policy laxer than the package's own."""
+        return Home(replace(self.file, policy=self.file.policy.lower(limits)))
+
+    def as_approved(self, plan: Plan) -> Home:
+        """Return this home under the policy that holds for a plan.
+
+        Limits are laxer than the package's own only as the approval that is in force says.
+        """
+        decision = self.approvals.current().get(plan.digest.hex())
+        return self.lowering(decision.lowered if decision is not None and decision.approved else ())
 
     @property
     def ledger_path(self) -> Path:

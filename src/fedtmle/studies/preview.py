@@ -15,6 +15,7 @@ from fedtmle.programs.flow import StudyProgram
 from fedtmle.protocol.guard import Guard, RefusalError, disclosed_numbers
 from fedtmle.protocol.messages import Answered, Reason
 from fedtmle.protocol.plan import Plan
+from fedtmle.protocol.policy import lowered_limit
 from fedtmle.protocol.query import Query
 from fedtmle.runtime.keeper import Keeper, utc_now
 from fedtmle.runtime.session import InProcess, Session
@@ -58,6 +59,7 @@ class Preview:
     ``obstacles`` name the columns and levels behind a refusal, and what to do, for the owner's eyes only.
     ``brought`` are the classes of other distributions that the study would run here. If the study
     ``judges_together``, the sums of its models are not judged here: that needs the rows of all silos.
+    ``lowered`` are the limits of the policy that are laxer than the package's own, with the reasons.
     """
 
     silo: str
@@ -74,6 +76,7 @@ class Preview:
     brought: tuple[str, ...] = ()
     is_masked: bool = False
     judges_together: bool = False
+    lowered: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, object]:
         return asdict(self)
@@ -151,6 +154,7 @@ def preview(plan: Plan, file: SiloFile) -> Preview:
         brought=tuple(map(str, plan.brought)),
         is_masked=plan.is_masked,
         judges_together=file.policy.judges_together(plan.look_groups),
+        lowered=tuple(map(lowered_limit, file.policy.lowered)),
     )
 
 

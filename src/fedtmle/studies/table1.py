@@ -37,8 +37,10 @@ class Table1Columns:
     outcome: str
     numeric: tuple[str, ...]
     factors: Mapping[str, tuple[str, ...]]
-    labels: Mapping[str, str] = field(default_factory=dict)  # of variables, with their units
-    words: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # of levels, by variable
+    labels: Mapping[str, str] = field(default_factory=dict)  # variable to its label, with the unit
+    words: Mapping[str, Mapping[str, str]] = field(
+        default_factory=dict
+    )  # variable to the labels of its levels
 
 
 @dataclass(frozen=True)

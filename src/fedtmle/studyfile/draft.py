@@ -46,7 +46,7 @@ def draft_study(table: Path, place: Path, outcome: str | None, treatment: str | 
     covariates = [_term(each) for each in known.values() if each.name not in (outcome, treatment)]
     terms = " + ".join(term for term in covariates if term) or "1"
     treated = "" if treatment is None else f"{_term(known[treatment])} + "
-    if outcome is None or treatment is None:  # nobody knows yet which columns are covariates
+    if outcome is None or treatment is None:  # without both, the covariates are not known
         terms, treated = "...", ""
     missingness = f"\n[models.missingness]\nformula = {toml_text(treated + terms)}\n"
     parts = [

@@ -40,7 +40,7 @@ from fedtmle.targets.time.followup import PERIOD
 
 @dataclass(frozen=True, kw_only=True)
 class StudyFile:
-    """A study, the file of each silo by its name, and what the plan of a deployed run adds.
+    """A study, the file of each silo by its name, and the further parts of a deployed run's plan.
 
     ``keys`` are each silo's public keys: 32 bytes for its signatures and, for masked sums, 32 more for masks
     (`SigningKey.public_keys`); ``expires`` is the last day on which silos answer; ``server`` is the public
@@ -110,7 +110,7 @@ def read_study(path: str | Path, *, samples: bool = True) -> StudyFile:
     try:
         text = path.read_text(encoding="utf-8")
         line = too_deep(text)
-        if line is not None:  # tomllib takes minutes and gigabytes for a key of a thousand parts
+        if line is not None:  # tomllib takes minutes and gigabytes to parse a key of a thousand parts
             message = f"a key or value is nested more than {DEEPEST} levels deep"
             raise StudyFileErrors([Defect(file=str(path), line=line, message=message)])
         return _StudyReader(path, text, tomllib.loads(text), samples=samples).file()
@@ -169,7 +169,7 @@ class _StudyReader:
         return StudyFile(path=self._path, study=study, silos=silos, **plan)
 
     def _study(self, arguments: Arguments) -> Study | None:
-        """Return the study; an argument that it refuses is a defect and left out, to try the others."""
+        """Return the study; an invalid argument becomes a defect and is dropped, to check the others."""
         has_stand_ins = False
         while True:
             try:
@@ -208,7 +208,7 @@ class _StudyReader:
     def _refuse_undeclared(
         self, models: dict[str, NuisanceModel], target: AbstractEffect | None, variables: Variables
     ) -> None:
-        """Note the columns of each model that the dictionary lacks; a stand-in takes that model's place."""
+        """Add a defect for each model column that the dictionary lacks, and use a stand-in for the model."""
         known = {*variables, SILO, *(() if target is None else (target.outcome, target.treatment))}
         if target is None or isinstance(target, AbstractTimeEffect):
             known.add(PERIOD)
@@ -227,7 +227,7 @@ class _StudyReader:
                 models[name] = _STAND_IN
 
     def _refuse_dictionary(self, name: str, message: str) -> None:
-        """Note what the dictionary lacks, unless it or the columns that are used have defects already."""
+        """Add a defect of the dictionary, unless it or the columns in use already have defects."""
         if self._columns_known and name == "variables":
             self._sections.add(("variables",), None, message)
         elif self._columns_known:
@@ -255,13 +255,13 @@ class _StudyReader:
         kind = table.get("kind")
         try:
             kinds = keys.target_kinds(kind)
-        except InputError as error:  # of a target that another distribution brings
+        except InputError as error:  # the target of another distribution cannot be loaded
             self._sections.add(("target",), "kind", str(error).partition(": ")[2])
             return None
         if isinstance(kind, str) and kind in kinds:
             known = kinds[kind].keys
             rules = [name for name, key in known.items() if key.kinds is keys.RULES]
-            fits = [self._rules_fit(table, name, variables) for name in rules]  # all of them, for all defects
+            fits = [self._rules_fit(table, name, variables) for name in rules]  # a list: report every defect
             if not all(fits):
                 self._sections.values(("target",), known, kind=kind)
                 return None
@@ -373,10 +373,10 @@ class _StudyReader:
 
 KEY = 32  # bytes of a public key
 
-# Stand-ins for what cannot be read, so that the rest of the study is checked as well.
+# Stand-ins for parts that cannot be read, so that the rest of the study is still checked.
 _NO_HAZARDS = {"hazard_model": None, "censoring_model": None}  # a stand-in target has no time
 _STAND_IN = GLM("1")
-_OUTCOME, _TREATMENT = "\0outcome", "\0treatment"  # which no formula can name
+_OUTCOME, _TREATMENT = "\0outcome", "\0treatment"  # names that no formula can contain
 _STAND_IN_VARIABLES = Variables({_OUTCOME: {"kind": "binary"}, _TREATMENT: {"kind": "binary"}})
 
 

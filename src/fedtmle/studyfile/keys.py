@@ -121,9 +121,10 @@ _BY_TYPE: dict[object, Key] = {
 
 
 def target_kinds(named: object = None) -> dict[str, SectionKind[AbstractEffect]]:
-    """Return the kinds of [target]: one for each registered estimand and, if ``named`` is none, that one.
+    """Return the kinds of [target], one for each registered estimand.
 
-    Such a target is one that an installed distribution brings (`targets.installed`).
+    If ``named`` is not registered, the target of that name from an installed distribution is added
+    (`targets.installed`).
     """
     known: dict[str, type[AbstractEffect]] = {
         estimand.__name__: estimand for estimand in (*estimands.ESTIMANDS, *TIME_ESTIMANDS, *REGIME_ESTIMANDS)
@@ -263,11 +264,11 @@ def make_pilot(
     sources = [source for source in (at, sample, coefficients) if source is not None]
     if len(sources) != 1:
         raise InputError(
-            'Pilot: say where it comes from, once: at = "a silo", sample = "a public file" or '
+            'Pilot: expected exactly one source: at = "a silo", sample = "a public file" or '
             "coefficients = [...]"
         )
     if (trees is None) == (formula is None):
-        raise InputError('Pilot: give formula = "..." or trees = {formula = "..."}, one of the two')
+        raise InputError('Pilot: expected exactly one of formula = "..." and trees = {formula = "..."}')
     if trees is not None and (family != "auto" or ridge):
         raise InputError("trees: family and ridge go with a formula, not with trees")
     if coefficients is None:
@@ -440,7 +441,7 @@ OPTIONS = {
 }
 
 
-# What the plan of a deployed run holds in addition to the study and the names of its silos.
+# Keys of the plan of a deployed run, in addition to the study and the names of its silos.
 PLAN = {
     "expires": Key(read=date, expected="a date, such as 2027-06-30"),
     "keys": Key(

@@ -33,7 +33,10 @@ def schema_of(study: Study) -> Schema:
 
 
 def _by_period(column: Column, study: Study) -> Iterator[Column]:
-    """Yield the columns of a variable over time, which is missing once a person is not at risk; or itself."""
+    """Yield one column per period for a variable over time, and any other column unchanged.
+
+    A variable over time may be missing once a person is no longer at risk.
+    """
     target = study.target
     if isinstance(target, AbstractRegimeEffect) and column.name in target.over_time:
         for name in target.over_time[column.name]:
@@ -64,7 +67,7 @@ def _declared(column: Column, variables: Variables) -> Column:
 
 
 def _roles(study: Study) -> Iterator[Column]:
-    """Yield the columns with a role of their own; first, because they are declared in more detail."""
+    """Yield the columns with a role of their own. They come first: their declarations are more detailed."""
     target = study.target
     if isinstance(target, AbstractTimeEffect):
         yield from _time_roles(target)
@@ -110,7 +113,10 @@ def _covariates(study: Study) -> Iterator[Column]:
 
 
 def first_period(study: Study, tables: Mapping[str, Table]) -> dict[str, Table]:
-    """Return the tables with the variables over time by name, with their values in period 1, if any are."""
+    """Return the tables with each variable over time under its own name, at its value in period 1.
+
+    Without variables over time, the tables are returned unchanged.
+    """
     if study.timeline is None:
         return dict(tables)
     view = PeriodView(timeline=study.timeline, period=1)
@@ -159,7 +165,7 @@ def check_follow_up(study: Study, tables: Mapping[str, AnyTable]) -> None:
 
 
 def in_memory(tables: Mapping[str, AnyTable], user: str) -> dict[str, Table]:
-    """Return the tables, which ``user`` needs in memory; raise `InputError` if a silo streams its table."""
+    """Return the tables in memory; raise `InputError`, which names ``user``, if a silo streams its table."""
     held: dict[str, Table] = {}
     for name, table in tables.items():
         if isinstance(table, StreamedTable):

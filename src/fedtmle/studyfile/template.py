@@ -263,7 +263,7 @@ programme = {column = "GROUP", levels = {0 = "usual", 1 = "exercise"}}
 smoker = {column = "smoker", missing = [9]}     # codes for a missing value
 # family = {column = "FAM_NO", secret = "words that the hospitals alone share"}   # cluster identifiers
 
-[policy]                        # what this hospital allows; it may be stricter than the defaults, never laxer
+[policy]                        # what this hospital allows: stricter than the defaults, laxer with a reason
 min_cell = 10                   # smallest count in preflight tables, and floor of bins and covariates later
 # release = true                # its own estimate may be shown
 """

@@ -10,9 +10,9 @@ from fedtmle.defects import Defect, Lines, Place, Toml, near
 from fedtmle.errors import InputError
 from fedtmle.studyfile.values import Key, SectionKind
 
-Arguments = dict[str, Any]  # each read by its own key, and checked by whatever it is passed to
+Arguments = dict[str, Any]  # each value is read by its key and checked by the constructor
 T = TypeVar("T")
-DEEPEST = 16  # levels of a key, or of brackets
+DEEPEST = 16  # parts of a dotted key, or nested brackets
 
 
 class Sections:
@@ -32,7 +32,7 @@ class Sections:
         self.defects.append(Defect(message=f"{where}: {message}", file=self._file, line=line))
 
     def table(self, section: Place) -> dict[str, Toml] | None:
-        """Return the table of a section, None if there is none; anything else is a defect, and empty."""
+        """Return a section's table, None if it is absent; add a defect and return {} if it is no table."""
         value: Toml | None = self._document
         for part in section:
             if isinstance(value, list) and isinstance(part, int):
@@ -57,7 +57,7 @@ class Sections:
     ) -> Arguments:
         """Return the values that can be read; with ``demand``, a missing required key is a defect.
 
-        ``sections`` may be there beside the ``known`` keys, and are read by others.
+        ``sections`` are names that may occur in addition to the ``known`` keys. They are not read here.
         """
         table = self.table(section) or {}
         self.refuse_unknown(section, table, (*(["kind"] if kind else []), *known, *sections), kind=kind)
@@ -70,7 +70,7 @@ class Sections:
                     words = re.findall(r'"([^"]+)"', key.expected)
                     self.add(section, name, f"expected {key.expected}{near(table[name], words)}")
                     continue
-                # The defects of a table inside, from which nothing could be made, are known already.
+                # None means that an inner table has defects, which were added when it was read.
                 parts = value if isinstance(value, tuple) and key.several else (value,)
                 if not (key.kinds and None in parts):
                     values[name] = value
@@ -110,7 +110,7 @@ class Sections:
         values = self.values(section, keys, kind=kind)
         sound = before == len(self.defects)
         expected = {name for name, key in keys.items() if key.required or name in table}
-        # Even beside an unknown key, the values that can be read may be refused: report that as well.
+        # Construct the object even if a key is unknown, to report the values that it refuses as well.
         made = self.construct(section, kinds[kind].make, values) if expected <= values.keys() else None
         return made if sound else None
 
@@ -126,7 +126,7 @@ class Sections:
     def refuse_unknown(
         self, section: Place, table: Iterable[str], known: Iterable[str], *, kind: str | None = None
     ) -> None:
-        """Add a defect for every unknown key, with the name or the section that may be meant."""
+        """Add a defect for every unknown key, and suggest the name or section that was probably meant."""
         known = tuple(known)
         for name in (name for name in table if name not in known):
             home = next(

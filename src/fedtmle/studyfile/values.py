@@ -71,7 +71,7 @@ def truth(value: Toml) -> bool:
 
 
 def level(value: Toml) -> str:
-    """Return a level as text, which it is at every silo; a study may write the level 1 as a number."""
+    """Return a level as text, as every silo stores it; a study file may write level 1 as a number."""
     return text(value) if isinstance(value, str) else str(integer(value))
 
 
@@ -116,7 +116,7 @@ def table_of(read: Callable[[Toml], T]) -> Callable[[Toml], dict[str, T]]:
 def named(
     names: Mapping[str, object], otherwise: Callable[[Toml], object] = refuse
 ) -> Callable[[Toml], object]:
-    """Return a reader of the names in a mapping, or of whatever else ``otherwise`` reads."""
+    """Return a reader of the names in a mapping; other values go to ``otherwise``."""
     return lambda value: names[value] if isinstance(value, str) and value in names else otherwise(value)
 
 

@@ -125,7 +125,7 @@ class AbstractLongProblem(AbstractProblem[Law, AnyTable], Generic[Law, Piece]):
     def count(self, rows: AnyTable) -> int:
         return rows.n_rows
 
-    # What the rows add to the closing sums.
+    # The rows' contributions to the closing sums.
 
     def whole(self, law: Law, rows: AnyTable) -> MomentColumns:
         parts = [columns.stacked for columns in self.over(rows, lambda piece: self.columns(law, piece))]

@@ -11,7 +11,7 @@ from fedtmle.errors import InputError
 from fedtmle.model.exact import Sums
 from fedtmle.model.problem import AbstractProblem, ConvergenceBounds, Estimate, Law
 from fedtmle.model.submodel import AbstractNormaliser, AbstractSubmodel
-from fedtmle.model.table import AnyTable, StreamedTable, Table
+from fedtmle.model.table import AnyTable, PerTable, StreamedTable, Table
 from fedtmle.model.types import Array, RowBound
 
 
@@ -22,17 +22,17 @@ class OnColumns(AbstractProblem[Law, AnyTable], Generic[Law]):
 
     problem: AbstractProblem[Law, Any]
     columns: tuple[str, ...]
-    _rows: list[tuple[Table, Any]] = field(default_factory=list, compare=False, repr=False)
+    _rows: PerTable[Any] = field(init=False, default_factory=PerTable, compare=False, repr=False)
 
     def rows(self, table: AnyTable) -> Any:
         """Return the rows as the problem reads them; they are read once for a table."""
         if isinstance(table, StreamedTable):
             raise InputError("this target needs all rows at once; leave out stream in the silo file")
-        if not self._rows or self._rows[0][0] is not table:
-            values = np.stack([table.numeric[name] for name in self.columns], axis=1)
-            read = self.problem.read(values if len(self.columns) > 1 else values[:, 0])
-            self._rows[:] = [(table, read)]
-        return self._rows[0][1]
+        return self._rows.of(table, self._read)
+
+    def _read(self, table: Table) -> Any:
+        values = np.stack([table.numeric[name] for name in self.columns], axis=1)
+        return self.problem.read(values if len(self.columns) > 1 else values[:, 0])
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -36,7 +36,7 @@ from fedtmle.model.problem import (
     second_moments,
 )
 from fedtmle.model.submodel import AbstractSubmodel, GeneralisedLinear, NoNormaliser, StreamedLinear
-from fedtmle.model.table import AnyTable, StreamedTable, Table
+from fedtmle.model.table import AnyTable, PerTable, StreamedTable, Table
 from fedtmle.model.types import Array, RowBound, exponent
 
 LINK_REACH = 64.0  # a predicted logit moved further than this is a runaway fluctuation, not a fit
@@ -80,8 +80,8 @@ class ResidualProblem(AbstractProblem[ResidualLaw, AnyTable]):
     bounds: tuple[tuple[float, float], ...]
     ceiling: float
     prepare: Callable[[Table], tuple[Residual, ...]] = field(compare=False)
-    _prepared: list[tuple[Table, tuple[Residual, ...]]] = field(
-        default_factory=list, compare=False, repr=False
+    _prepared: PerTable[tuple[Residual, ...]] = field(
+        init=False, default_factory=PerTable, compare=False, repr=False
     )
 
     @property
@@ -110,9 +110,7 @@ class ResidualProblem(AbstractProblem[ResidualLaw, AnyTable]):
 
     def residuals(self, table: Table) -> tuple[Residual, ...]:
         """Return the residuals of a table's records; nuisances are evaluated once for it."""
-        if not self._prepared or self._prepared[0][0] is not table:
-            self._prepared[:] = [(table, self.prepare(table))]
-        return self._prepared[0][1]
+        return self._prepared.of(table, self.prepare)
 
     def submodel(self, law: ResidualLaw, rows: AnyTable) -> AbstractSubmodel:
         if isinstance(rows, Table):

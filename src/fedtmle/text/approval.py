@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from fedtmle.layout import aligned, wrapped
+from fedtmle.protocol.policy import lowered_limit
 from fedtmle.studies.approval import MOST_BITS, Approval, Decided, worst_findings
-from fedtmle.text.preview import verdict
+from fedtmle.text.preview import lowered, verdict
 from fedtmle.text.risk import sentence
 
 
@@ -35,6 +36,7 @@ def render(approval: Approval) -> str:
         lines += ["", *wrapped("LOOK: numbers inside I() can single out one person. Ask why they are there:")]
         for each in approval.literals:
             lines += _bullet(each)
+    lines += lowered(approval.lowered)
     return "\n".join([*lines, "", *_past(approval), "", *_verdicts(approval)])
 
 
@@ -47,6 +49,8 @@ def render_decision(decided: Decided) -> str:
     lines += wrapped(decision.title, first="    Title: ", indent="    ") if decision.title else []
     lines.append(f"    Plan {decision.plan}")
     lines += wrapped(decision.note, first="    Note: ", indent="    ") if decision.note else []
+    for limit in decision.lowered:
+        lines += wrapped(lowered_limit(limit), first="    Lowered: ", indent="    ")
     return "\n".join(lines)
 
 
@@ -108,7 +112,7 @@ def _past(approval: Approval) -> list[str]:
     ]
     lines += aligned(rows, indent="  ")
     for column, bits in approval.spent.items():
-        lines += _bullet(f"Of one person's {column} they told, in the worst case, {bits:.1f} bits.")
+        lines += _bullet(f"In the worst case they disclosed {bits:.1f} bits of one person's {column}.")
     return lines
 
 

@@ -155,6 +155,14 @@ def _kept(file: SiloFile) -> list[str]:
     return [*_table(("at", "what", "until"), rows), "", copies]
 
 
+def _lowered(approval: Approval) -> list[str]:
+    """Return the limits that are laxer than the package's own, with the owner's reasons."""
+    if not approval.lowered:
+        return []
+    limits = [f"* {_cell(each)}" for each in approval.lowered]
+    return ["**Laxer than the package's own limits**, as the result will state:", "", *limits, ""]
+
+
 def _measures(plan: Plan, study: Study, policy: Policy, approval: Approval) -> list[str]:
     given = [(limit, getattr(policy, limit.name)) for limit in Policy.limits()]
     limits = [
@@ -190,10 +198,11 @@ def _measures(plan: Plan, study: Study, policy: Policy, approval: Approval) -> l
             ],
         ),
         "",
-        "Limits of the silo's policy, which hold whatever was approved:",
+        "Limits of the silo's policy, which no study can change:",
         "",
         *_table(("key", "limit", "meaning"), limits),
         "",
+        *_lowered(approval),
         "What the policy permits:",
         "",
         *_table(("key", "permitted", "meaning"), permits),
@@ -263,7 +272,7 @@ def _earlier(approval: Approval) -> list[str]:
     lines += ["Earlier studies at this silo, whose sums can be compared with this one's:", ""]
     lines += _table(("plan", "since", "numbers", "same columns"), rows)
     told = [
-        f"* Of one person's {_cell(c)} they told, in the worst case, {b:.1f} bits."
+        f"* In the worst case they disclosed {b:.1f} bits of one person's {_cell(c)}."
         for c, b in approval.spent.items()
     ]
     return [*lines, "", *told] if told else lines

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from fedtmle.layout import aligned, bits, phase_name, wrapped
 from fedtmle.studies.preview import MessageKind, Preview
 
@@ -40,10 +42,24 @@ def render(view: Preview) -> str:
     lines += aligned(
         [(limit.name, limit.text, "ok" if limit.is_met else "NOT MET") for limit in view.limits], indent="  "
     )
+    lines += lowered(view.lowered)
     lines += ["", *verdict(view)]
     for obstacle in view.obstacles:
         lines += wrapped(obstacle, first="* ", indent="  ")
     return "\n".join(lines)
+
+
+def lowered(limits: Sequence[str]) -> list[str]:
+    """Return the limits that are laxer than the package's own, with the owner's reasons."""
+    if not limits:
+        return []
+    lines = [
+        "",
+        *wrapped("LOWERED: your policy is laxer than the package's own limits. All parties see why:"),
+    ]
+    for limit in limits:
+        lines += wrapped(limit, first="  * ", indent="    ")
+    return lines
 
 
 def message_parts(kind: MessageKind) -> list[str]:

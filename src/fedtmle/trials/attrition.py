@@ -14,7 +14,7 @@ from fedtmle.trials.trial import TargetTrial
 @final
 @dataclass(frozen=True, kw_only=True)
 class ArmCounts:
-    """People of one arm: with the event, without it, and with an unknown outcome; None is not shown."""
+    """The people of one arm, those with the event, and those with an unknown outcome; None is not shown."""
 
     name: str
     people: int | None
@@ -39,8 +39,8 @@ class Attrition:
     def for_others(self, floor: int) -> Attrition:
         """Return the view for people other than the owner.
 
-        A count is shown if it, and its difference to the next one shown, is 0 or at least ``floor``. The
-        cohort's size is decided first, because a study discloses it anyway.
+        A count is shown if the count and its difference from the next shown count are each 0 or at least
+        ``floor``. The last count, the size of the cohort, is decided first: a study discloses it anyway.
         """
         shown: list[int | None] = []
         later: int | None = None
@@ -50,7 +50,7 @@ class Attrition:
             later = later if told is None else told
             shown.append(told)
         arms = tuple(_arm_for_others(arm, floor) for arm in self.arms)
-        if any(arm.people is None for arm in arms):  # the others and the total would tell it
+        if any(arm.people is None for arm in arms):  # the other arms and the total would disclose it
             arms = tuple(ArmCounts(name=arm.name, people=None, events=None, unknown=None) for arm in arms)
         return Attrition(
             silo=self.silo, steps=self.steps, people=tuple(reversed(shown)), arms=arms, floor=floor

@@ -95,7 +95,7 @@ class Cdm:
     def __post_init__(self) -> None:
         if sum(place is not None for place in (self.path, self.url_env, self.url_file)) != 1:
             raise InputError("database: give exactly one of path, url_env and url_file")
-        for key in ("path", "url_file"):  # text is fine too
+        for key in ("path", "url_file"):  # text is converted to a path
             place = getattr(self, key)
             object.__setattr__(self, key, None if place is None else Path(place))
         self.layout  # noqa: B018 - raises what is wrong with the part
@@ -115,14 +115,14 @@ class Cdm:
         return compile_trial(trial, self.layout)
 
     def sql(self, trial: TargetTrial) -> str:
-        """Return the SQL that `read_cohort` runs here, for the owner to read before it does."""
+        """Return the SQL that `read_cohort` runs here, for the owner to read beforehand."""
         return self.compile(trial).print(self.dialect)
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Cohort:
-    """A silo's table, one row per person in the order of person_id (which is not in it), and the attrition.
+    """A silo's table and the attrition. Rows are people, in the order of person_id, which is not a column.
 
     Columns are numbers (NaN where missing) or texts.
     """
@@ -144,7 +144,7 @@ class Cohort:
 
     @property
     def digest(self) -> str:
-        """A digest of the table's names and values; equal tables of any database have the same."""
+        """A digest of the table's names and values; equal tables have the same digest in any database."""
         whole = hashlib.blake2b(digest_size=32)
         for name, column in self.columns.items():
             if column.dtype == np.float64:
@@ -187,7 +187,7 @@ def read_cohort(trial: TargetTrial, cdm: Cdm) -> Cohort:
 
 def _arm_counts(trial: TargetTrial, table: TableColumns) -> Iterator[ArmCounts]:
     outcome = np.asarray(table[trial.outcome.name], dtype=np.float64)
-    if trial.outcome.period_days is not None:  # unknown is whoever left before the last day
+    if trial.outcome.period_days is not None:  # unknown for people who left before the last day
         time = np.asarray(table[trial.outcome.time], dtype=np.float64)
         outcome = np.where((outcome == 0) & (time < trial.outcome.days), np.nan, outcome)
     for strategy in trial.strategies:
@@ -205,11 +205,11 @@ def _values(cells: Cells) -> Array | TextArray:
     if isinstance(cells, Numbers):
         return cells.values
     if not isinstance(cells, Factor):
-        raise AssertionError("a trial's columns are numbers and texts")
+        raise AssertionError("a column of a trial's table is neither numbers nor text")
     return np.asarray(np.array([*cells.levels, ""], dtype=object)[cells.codes])
 
 
-# What to do where the statements are ours, not the owner's.
+# What to do about an error, where the statements are ours and not the owner's.
 _PRINTED = "`fedtmle emulate --sql` prints the statements; run them with the database's own client to see why"
 _FIXES = {
     Trouble.NO_TABLE: "check schema and vocabulary_schema, and that the CDM is whole",
@@ -249,11 +249,11 @@ def _read_duckdb(
         raise UnreadableError(message, fix)  # outside of `except`: the cause may quote a record
 
 
-# The planner has no statistics of named selects and expects a row or two of each; nested loops over a whole
+# The planner has no statistics of named selects and expects few rows of each; nested loops over a whole
 # cohort would then take hours. Every join has an equality, so that it can hash.
 _SETTINGS = (
     "enable_nestloop = off",
-    "work_mem = '256MB'",  # else a hash is spilled in thousands of parts
+    "work_mem = '256MB'",  # with less, a hash join spills to disk in thousands of parts
     "max_parallel_workers_per_gather TO DEFAULT",  # the table is in the order of person_id
 )
 

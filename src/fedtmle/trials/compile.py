@@ -28,7 +28,7 @@ from fedtmle.trials.trial import TargetTrial
 class CompiledTrial:
     """A trial's two statements, which share their named selects.
 
-    ``attrition`` has the columns step and people; ``steps`` are the words of each step, in order.
+    ``attrition`` has the columns step and people; ``steps`` describes each step in words, in order.
     """
 
     steps: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""A silo's counts as a file: what its owner shares of the attrition in a deployed emulation.
+"""A silo's counts as a file: the part of the attrition that its owner shares in a deployed emulation.
 
 The owner of a silo writes the file with the table (`trials.write`). The counts in it are those above the
 owner's floor, so that the file may be sent to the coordinator, who adds it to the result.
@@ -65,7 +65,7 @@ def read_counts(paths: Iterable[Path], trial: TargetTrial, silos: Sequence[str])
     views = [_read(path, trial, silos) for path in paths]
     for view in views:
         if [other.silo for other in views].count(view.silo) > 1:
-            raise InputError(f"counts: two files are of silo '{view.silo}'; give one of them")
+            raise InputError(f"counts: two files are for silo '{view.silo}'; give only one of them")
     floor = max((view.floor or 0 for view in views), default=0)
     return {view.silo: view.for_others(floor) for view in sorted(views, key=lambda v: silos.index(v.silo))}
 
@@ -75,14 +75,14 @@ def _read(path: Path, trial: TargetTrial, silos: Sequence[str]) -> Attrition:
         counts = msgspec.json.decode(path.read_bytes(), type=_Counts)
     except (OSError, msgspec.MsgspecError):
         raise InputError(
-            f"{path}: these are no counts of a silo; its owner writes them with "
+            f"{path}: this is not a readable file of a silo's counts; its owner writes one with "
             "`fedtmle emulate trial.toml --silo ... --write folder`"
         ) from None
     steps = compile_trial(trial).steps
     arms = [strategy.name for strategy in trial.strategies]
     if counts.format != FORMAT or counts.trial != trial.digest:
         raise InputError(
-            f"{path}: these counts are of another trial, or of another version of this one; the silo's owner "
+            f"{path}: these counts belong to another trial or another version of it; the silo's owner "
             "must emulate the same trial file"
         )
     if counts.silo not in silos:
@@ -101,7 +101,7 @@ def _read(path: Path, trial: TargetTrial, silos: Sequence[str]) -> Attrition:
 def with_counts(
     result: StudyResult, trial: TargetTrial, silos: Sequence[str], attrition: Mapping[str, Attrition]
 ) -> StudyResult:
-    """Return the result of a deployed run of the trial's study with the trial in its document."""
+    """Return the result of a deployed run of the trial's study, with the trial added to its document."""
     absent = [silo for silo in silos if silo not in attrition]
     emulation = {**document_of(trial, attrition), "not_shared": absent}
     return StudyResult(document={**result.document, "emulation": emulation}, run=result.run)

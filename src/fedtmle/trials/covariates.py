@@ -20,7 +20,7 @@ from fedtmle.trials.elements import (
     window_words,
 )
 
-MOST_VISITS = 365  # of one covariate, unless the trial says otherwise
+MOST_VISITS = 365  # most visits that a covariate counts, unless the trial sets another limit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +34,7 @@ class AbstractCovariate(ABC):
         self._check()
 
     def _check(self) -> None:  # noqa: B027 - without further arguments there is nothing to check
-        """Check the arguments beside the name."""
+        """Check the arguments other than the name."""
 
     @abstractmethod
     def variables(self, eligibility: Eligibility, /) -> dict[str, Variable]:
@@ -54,7 +54,7 @@ class AbstractCovariate(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class AbstractWindowed(AbstractCovariate):
-    """A covariate of the records in a window of days; ``from_day`` None is the whole record."""
+    """A covariate from the records in a window of days; ``from_day`` None means the whole record."""
 
     from_day: int | None = None
     to_day: int = 0
@@ -86,7 +86,7 @@ class AgeAtBaseline(AbstractCovariate):
 @final
 @dataclass(frozen=True, kw_only=True)
 class Sex(AbstractCovariate):
-    """The factor with the levels female, male and other: recorded otherwise, or not at all."""
+    """The factor with the levels female, male and other; other includes people without a recorded sex."""
 
     def variables(self, _: Eligibility, /) -> dict[str, Variable]:
         levels = (("female", ""), ("male", ""), ("other", ""))
@@ -96,7 +96,7 @@ class Sex(AbstractCovariate):
 @final
 @dataclass(frozen=True, kw_only=True)
 class VisitCount(AbstractWindowed):
-    """The number of visits that begin in the window; more than ``most`` are counted as ``most``."""
+    """The number of visits that begin in the window, at most ``most``."""
 
     most: int = MOST_VISITS
 
@@ -132,11 +132,11 @@ class AnyRecord(AbstractWindowed):
 @final
 @dataclass(frozen=True, kw_only=True)
 class LastMeasurement(AbstractWindowed):
-    """The last number measured in the window, and a column ``<name>_measured`` that is 0 where there is none.
+    """The last number measured in the window; ``<name>_measured`` is 1 if there is one, else 0.
 
     ``range`` has the least and the largest plausible number; measurements outside it are left out. A person
-    without a measurement has the value ``if_missing``, which the trial declares. ``units`` keeps measurements
-    in these units (concept ids) only.
+    without a measurement has the value ``if_missing``, which the trial declares. If ``units`` are
+    given (concept ids), only measurements in these units count.
     """
 
     concepts: ConceptSet

@@ -78,7 +78,7 @@ class Censoring(enum.Enum):
 class ConceptSet:
     """Concepts of the OMOP vocabulary by id, with all their descendants unless ``descendants`` is False.
 
-    ``exclude`` takes concepts out again, with their descendants where those are included.
+    ``exclude`` removes concepts, and their descendants if ``descendants`` is True.
     """
 
     name: str
@@ -134,8 +134,8 @@ class TimeZero:
     person's first such condition; the drug may then be started up to ``grace_days`` later, and follow-up
     begins at the end of this grace period, among those who are still free of the outcome.
 
-    ``washout_days`` are days before time zero without any drug of any strategy. Without it only people enter
-    who have never had one.
+    ``washout_days`` is the number of days before time zero in which a person had no drug of any strategy. If
+    it is None, only people who never had one enter.
     """
 
     condition: ConceptSet | None = None
@@ -160,7 +160,7 @@ class TimeZero:
 class Criterion:
     """Records of a concept set that a person must have, or must not have, in a window of days at baseline.
 
-    ``from_day`` None is the whole record; both ends belong to the window.
+    ``from_day`` None means the whole record; both ends belong to the window.
     """
 
     domain: Domain
@@ -177,7 +177,7 @@ class Criterion:
 
     @property
     def words(self) -> str:
-        """What the criterion asks, for a line of the attrition."""
+        """The criterion in words, for a line of the attrition."""
         asked = "with" if self.present else "without"
         return (
             f"{asked} {self.domain.singular} {self.concepts.name}, {window_words(self.from_day, self.to_day)}"
@@ -189,8 +189,7 @@ class Criterion:
 class Eligibility:
     """Who may enter: age in years at time zero (both ends included), days of observation, and records.
 
-    ``observation_days_before`` None does not look at observation periods at all; 0 asks that time zero be
-    in one.
+    If ``observation_days_before`` is None, observation periods are ignored; with 0, time zero must be in one.
     """
 
     age: tuple[int, int] | None = None
@@ -218,7 +217,7 @@ class TrialOutcome:
     """The first condition of a concept set, or death (``conditions`` None), on day 1 to day ``days``.
 
     ``name`` is the column of the study's table: 1 with the event, 0 without, missing if unknown. With
-    ``period_days``, the time to the event is analysed on periods of so many days: people count until they are
+    ``period_days``, the time to the event is analysed in periods of that many days: people count until
     censored, risks are estimated by each of ``horizons`` (days; the last day if none is given), and a column
     ``<name>_days`` has the day of the event or of the end of follow-up.
     """

@@ -23,10 +23,10 @@ from fedtmle.trials.trial import TargetTrial
 @final
 @dataclass(frozen=True, kw_only=True)
 class Emulation:
-    """The result of a trial's study, and the cohort before it.
+    """The result of a trial's study, and descriptions of its cohort.
 
-    ``attrition`` is each silo's, as people other than its owner may see it. ``table1`` describes the cohort
-    of all silos by strategy.
+    ``attrition`` has the attrition of each silo as people other than its owner may see it. ``table1``
+    describes the cohort of all silos by strategy.
     """
 
     trial: TargetTrial
@@ -60,8 +60,9 @@ def emulate(
 
     Returns
     -------
-    StudyResult
-        The result. Its document has the trial and the attrition under the key ``emulation``.
+    Emulation
+        The trial, its attrition, Table 1 and the result. The result's document has the first three under the
+        key ``emulation``.
 
     Examples
     --------
@@ -79,7 +80,7 @@ def emulate(
     sources = {name: _source(cohorts[name], cdm) for name, cdm in silos.items()}
     table1 = preflight(trial.study, sources)
     result = run(trial.study, sources, threads=threads, progress=progress)
-    described = {**table1.to_dict(), "overlap": None}  # the result has its own
+    described = {**table1.to_dict(), "overlap": None}  # the result has its own overlap
     emulation = {**document_of(trial, attrition), "table1": json.loads(json.dumps(described))}
     document = {**result.document, "emulation": emulation}
     return Emulation(
@@ -91,7 +92,7 @@ def emulate(
 
 
 def _source(cohort: Cohort, cdm: Cdm) -> object:
-    """Return what `run` reads: the table, guarded by the owner's policy where there is one."""
+    """Return the source that `run` reads: the table, with the owner's policy if there is one."""
     if cdm.policy is None:
         return cohort.columns
     return SiloFile(
@@ -104,6 +105,6 @@ def _source(cohort: Cohort, cdm: Cdm) -> object:
 
 
 def shown_attrition(cohorts: Mapping[str, Cohort], silos: Mapping[str, Cdm]) -> dict[str, Attrition]:
-    """Return every silo's attrition above the strictest of the silos' floors (``min_cell``)."""
+    """Return every silo's attrition, with counts below the largest ``min_cell`` of the silos hidden."""
     floor = max((silos[name].policy or Policy()).min_cell for name in cohorts)
     return {name: cohort.attrition.for_others(floor) for name, cohort in cohorts.items()}

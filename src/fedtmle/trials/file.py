@@ -59,7 +59,7 @@ SECTIONS = (
     "options",
     "silos",
 )
-# Options of a study that name no column: a trial's table has only its own.
+# Options of a study that name no column; the columns of a trial's table are fixed.
 OPTIONS = {
     name: keys.OPTIONS[name]
     for name in ("g_bounds", "clever", "submodel", "link", "folds", "seed", "confidence", "diagnostics")
@@ -86,18 +86,18 @@ _AGE = Key(read=values.several(values.integer), expected="[least, most], two who
 class TrialFile:
     """A trial, and the silos on whose databases it is emulated.
 
-    ``names`` are those of all silos; ``silos`` has the databases of those that were asked for.
+    ``names`` has all silos; ``silos`` has the databases of the silos that were asked for.
     """
 
     path: Path
     trial: TargetTrial
     names: tuple[str, ...]
     silos: Mapping[str, Cdm]
-    study_sections: Mapping[str, Mapping[str, object]]  # those that a study file has too, as written
+    study_sections: Mapping[str, Mapping[str, object]]  # sections that a study file has too, as written
 
 
 def read_trial(path: str | Path, *, only: Collection[str] | None = None) -> TrialFile:
-    """Return the trial file at ``path``; raise `StudyFileErrors` with its defects and its silo files'.
+    """Return the trial file at ``path``; raise `StudyFileErrors` with the defects of all files.
 
     ``only`` names the silos whose databases are needed, so that the files of the others, which are at other
     hospitals, are not looked for; None means all silos.
@@ -130,7 +130,7 @@ class _TrialReader:
             "options": set(OPTIONS),
         }
         self._sections = Sections(str(path), Lines(text), document, homes)
-        self._others: list[Defect] = []  # of the silos' own files
+        self._others: list[Defect] = []  # defects of the silos' own files
         self._concepts: dict[str, ConceptSet] = {}
 
     @property
@@ -139,7 +139,7 @@ class _TrialReader:
         return [*self._sections.defects, *self._others]
 
     def trial(self) -> TargetTrial | None:
-        """Return the trial, None if a defect leaves it unknown."""
+        """Return the trial, or None if a defect leaves it unknown."""
         sections = self._sections
         sections.refuse_unknown((), self._document, SECTIONS)
         self._read_concepts()
@@ -163,7 +163,7 @@ class _TrialReader:
             covariates=covariates,
             models={role: model for role, model in models.items() if model is not None},
         ):
-            # A part that cannot be read is not absent.
+            # A part that cannot be read is not reported as absent.
             unread = covariates_unread if section[0] == "models" else bool(sections.defects)
             if not (section[0] in ("strategies", "models") and unread):
                 sections.add(section, key, message)
@@ -180,7 +180,7 @@ class _TrialReader:
                 covariates=covariates,
                 models={role: model for role, model in models.items() if model is not None},
                 algorithm=algorithm,
-                options=cast("StudyOptions", options),  # whose keys `OPTIONS` has
+                options=cast("StudyOptions", options),  # their keys are those of `OPTIONS`
             )
         except InputError as error:
             named, _, rest = str(error).partition(": ")
@@ -200,7 +200,7 @@ class _TrialReader:
         return self._sections.values((name,), known)
 
     def _made(self, name: str, make: Callable[..., T], known: Mapping[str, Key]) -> T | None:
-        """Return what a section without kinds makes; None, with its defects added, if it cannot."""
+        """Return the object that a section describes; None, with its defects added, if it has any."""
         before = len(self._sections.defects)
         given = self._sections.values((name,), known)
         sound = before == len(self._sections.defects)
@@ -213,7 +213,7 @@ class _TrialReader:
 
     def _read_concepts(self) -> None:
         for name, written in (self._sections.table(("concepts",)) or {}).items():
-            # One that cannot be read is known all the same, so that its uses are not reported.
+            # A concept set that cannot be read gets a placeholder, so that its uses are not reported.
             self._concepts[name] = ConceptSet(name=name, ids=(1,))
             place = ("concepts", name)
             table = isinstance(written, dict)
@@ -298,7 +298,7 @@ class _TrialReader:
             **grid: Any,
         ) -> TrialOutcome:
             if death == (conditions is not None):
-                raise InputError('outcome: give conditions = "a concept set" or death = true, one of the two')
+                raise InputError('outcome: give exactly one of conditions = "a concept set" and death = true')
             default = "death" if conditions is None else conditions.name
             return TrialOutcome(name=name or default, days=days, conditions=conditions, **grid)
 
@@ -368,7 +368,7 @@ class _TrialReader:
         return tuple(self._sections.table(("silos",)) or {})
 
     def silos(self, only: Collection[str] | None) -> dict[str, Cdm]:
-        """Return the silos that are asked for, from their sections or their own files."""
+        """Return the silos in ``only`` (all if None), from their sections or their own files."""
         table = self._sections.table(("silos",))
         if not table:
             self._sections.add(("silos",), None, 'list the silos, each as name = "its file" or [silos.name]')
@@ -402,7 +402,7 @@ def _one_domain(conditions: ConceptSet | None, drugs: ConceptSet | None) -> tupl
         return Domain.CONDITION, conditions
     if drugs is not None and conditions is None:
         return Domain.DRUG, drugs
-    raise InputError("give conditions or drugs, one of the two")
+    raise InputError("give exactly one of conditions and drugs")
 
 
 _WINDOW = {"from_day": INTEGER, "to_day": INTEGER}

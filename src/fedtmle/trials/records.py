@@ -47,8 +47,8 @@ WITH_ARMS = (*CANDIDATE, ("arms", Ref("c", "arms")))
 class CdmLayout:
     """Where a silo's tables are, and which of its people take part.
 
-    ``schema`` None is the connection's own; ``vocabulary_schema`` None is ``schema``. ``part`` (index, count)
-    takes the people whose person_id leaves the remainder ``index`` when divided by ``count``.
+    ``schema`` None means the connection's own; ``vocabulary_schema`` None means ``schema``. ``part`` (index,
+    count) selects the people whose person_id leaves the remainder ``index`` when divided by ``count``.
     """
 
     schema: str | None = None
@@ -71,7 +71,7 @@ above, at_least = _infix(Operator.ABOVE), _infix(Operator.AT_LEAST)
 
 
 def plus(day: Expression, days: int) -> Expression:
-    """Return the day so many days later."""
+    """Return the day that is ``days`` days after ``day``."""
     return Infix(day, Operator.PLUS, Value(days)) if days else day
 
 
@@ -81,7 +81,7 @@ def date(alias: str, column: str) -> Expression:
 
 
 def same_person(left: str, right: str) -> Expression:
-    """Return whether the rows of two aliases are of one person."""
+    """Return the condition that the rows of two aliases belong to one person."""
     return equal(Ref(left, "person_id"), Ref(right, "person_id"))
 
 

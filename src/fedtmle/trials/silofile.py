@@ -1,4 +1,4 @@
-"""The silos of a trial: a section of the trial file, or a file of the hospital's own with its policy.
+"""The silos of a trial: a section of the trial file, or the hospital's own file with its policy.
 
     [silo]
     name = "north"

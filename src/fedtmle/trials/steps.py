@@ -157,7 +157,7 @@ class _Steps:
         self._steps.append((f"with condition {concepts.name}", self._selects.name("conditions", first)))
 
     def _step(self, words: str, condition: Expression) -> None:
-        """Keep the candidates that meet a condition, as a line of the attrition."""
+        """Keep the candidates that meet a condition, and add a step of the attrition."""
         before = self._steps[-1][1]
         kept = Select(columns=WITH_ARMS, source=Source(before, "c"), where=(condition,))
         self._steps.append((words, self._selects.name(f"step_{len(self._steps)}", kept)))
@@ -181,7 +181,7 @@ class _Steps:
             self._step("free of the outcome, alive and observed when follow-up starts", self._at_landmark())
 
     def _observed(self, column: str, days: int) -> Expression:
-        """Return whether a period of observation holds a candidate's day and so many days before it."""
+        """Return the condition that an observation period holds ``column`` and ``days`` days before it."""
         day = Ref("c", column)
         covers = (
             same_person("o", "c"),
@@ -203,7 +203,7 @@ class _Steps:
         return records if criterion.present else Inverse(records)
 
     def _at_landmark(self) -> Expression:
-        """Return whether a candidate has neither the outcome nor death up to the start of follow-up."""
+        """Return the condition that a candidate is alive and without the outcome when follow-up starts."""
         died = Select(
             columns=ONE,
             source=self._selects.cdm("death", "x"),

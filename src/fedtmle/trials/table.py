@@ -1,4 +1,4 @@
-"""What is known of a trial's cohort, as SQL: the table with strategy, outcome and baseline covariates."""
+"""The table of a trial's cohort, as SQL: strategy, outcome and baseline covariates."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def select_table(trial: TargetTrial, selects: NamedSelects) -> Select:
 
 @final
 class _Table:
-    """Collects the joins of the table: each brings an aggregate over records of the cohort's people."""
+    """Collects the joins of the table. Each adds an aggregate over the records of each person."""
 
     def __init__(self, trial: TargetTrial, selects: NamedSelects) -> None:
         self._trial, self._selects = trial, selects
@@ -98,7 +98,7 @@ class _Table:
         value: tuple[str, Expression],
         where: Sequence[Expression],
     ) -> Ref:
-        """Name an aggregate over the records of each person of the cohort, and join it; return its column."""
+        """Add a named select with an aggregate over each person's records, and join it; return its column."""
         person = Ref("c", "person_id")
         rows = Select(
             columns=(("person_id", person), value),
@@ -115,9 +115,9 @@ class _Table:
     def _outcome(self) -> Expression:
         """Return 1 with the event, 0 without it, NULL if it is unknown.
 
-        A condition is unknown if observation ends before the last day, whatever happened until then: else an
-        event would be on record more often than its absence. A death that ends the observation completes it.
-        Death itself, and every event before a switch, counts.
+        A condition as outcome is unknown whenever observation ends before the last day, even after an event;
+        otherwise events would be known more often than their absence. Observation that ends with death
+        counts as complete. If the outcome is death, a recorded death counts. Events before a switch count.
         """
         outcome, censoring = self._trial.outcome, self._trial.censoring
         last = plus(Ref("c", "start"), outcome.days)
@@ -152,10 +152,10 @@ class _Table:
         return CastTo(CaseWhen(tuple(cases), Value(0)), SqlType.INTEGER)
 
     def _time_to_event(self) -> tuple[Expression, Expression]:
-        """Return whether the event is on record before follow-up ends (1 or 0), and the day of the first.
+        """Return whether the event comes before the end of follow-up (1 or 0), and the day of the first.
 
-        Follow-up ends with the last day, with the observation period, or with a switch. A death that ends the
-        observation does not end it: the person has no event from then on.
+        Follow-up ends with the last day, with the observation period, or with a switch. Death does not end
+        it: a person who died has no event from then on.
         """
         outcome, censoring, start = self._trial.outcome, self._trial.censoring, Ref("c", "start")
         end: Expression = plus(start, outcome.days)
@@ -187,7 +187,7 @@ class _Table:
         return CastTo(is_event, SqlType.INTEGER), CastTo(until, SqlType.INTEGER)
 
     def _first_day(self, name: str, source: Source, column: str, chosen: Sequence[Expression]) -> Ref:
-        """Name the first day of follow-up on which a person has one of the chosen records."""
+        """Add each person's first day of follow-up with one of the chosen records; return its column."""
         day, start = date("x", column), Ref("c", "start")
         within = (above(day, start), at_most(day, plus(start, self._trial.outcome.days)))
         first = ("day", Aggregated(Aggregate.MIN, day))
@@ -256,7 +256,7 @@ class _Table:
         ]
         if covariate.units:
             where.append(InValues(Ref("x", "unit_concept_id"), covariate.units))
-        # Of several on the last day, the one that was entered last: the same one at every reading.
+        # Of several measurements on the last day the one entered last, so that every reading gives the same.
         latest = RowNumber((person,), ((day, True), (Ref("x", "measurement_id"), True)))
         rows = Select(
             columns=(("person_id", person), ("value", number), ("place", latest)),

@@ -43,7 +43,7 @@ EFFECTS: Mapping[str, type[AbstractEffect]] = {
 
 
 class StudyOptions(TypedDict, total=False):
-    """The arguments of `Study` that a trial may set; the others name columns, and a trial has its own."""
+    """The arguments of `Study` that a trial may set. The others name columns, which the trial fixes."""
 
     g_bounds: Literal["auto"] | float | None
     clever: Literal["covariate", "weight"]
@@ -148,7 +148,7 @@ class TargetTrial:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of what decides the table: silos that emulate the same trial have the same digest."""
+        """SHA-256 of the parts of the trial that decide the table; the same at all silos that emulate it."""
         parts = (self.strategies, self.outcome, self.time_zero, self.eligibility, self.censoring)
         return hashlib.sha256(repr((*parts, self.covariates)).encode()).hexdigest()
 
@@ -156,7 +156,7 @@ class TargetTrial:
     def variables(self) -> Variables:
         """The dictionary of the study's table: every column, in order.
 
-        The label of the strategy names the trial by its digest, so that a plan is of one trial only.
+        The label of the strategy names the trial by its digest, so that a plan belongs to one trial only.
         """
         strategies = tuple((strategy.name, "") for strategy in self.strategies)
         label = f"treatment strategy of trial {self.digest[:16]}"
@@ -223,7 +223,7 @@ def table_columns(outcome: TrialOutcome, covariates: Sequence[AbstractCovariate]
     return (TREATMENT_COLUMN, *outcome.variables, *baseline)
 
 
-Contradiction = tuple[tuple[str, ...], str | None, str]  # section, key of it if any, message
+Contradiction = tuple[tuple[str, ...], str | None, str]  # section, key in it or None, message
 
 
 def contradictions(
@@ -255,7 +255,7 @@ def contradictions(
             yield (
                 ("follow_up",),
                 "censor",
-                "censoring at the end of observation needs people who are observed at time zero; set "
+                "censoring at the end of observation requires observation at time zero; set "
                 "observation_days_before in [eligibility], at least 0",
             )
     for role in ("missingness", "censoring"):

@@ -30,13 +30,13 @@ def write_study(file: TrialFile, cohorts: Mapping[str, Cohort], folder: Path) ->
 
     A folder that holds a study is refused. The tables are records: a new folder is readable by its owner
     alone.
-    The owner of one silo writes their own table with `--silo`; the study file lists all silos. Beside each
-    table are the counts of the attrition that its owner may share.
+    The owner of one silo writes only that silo's table with `--silo`; the study file lists all silos. Next to
+    each table is a file with the counts of the attrition that its owner may share.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     study = folder / "study.toml"
     if study.exists():
-        raise InputError(f"{study}: already there; choose another folder")
+        raise InputError(f"{study}: the file exists already; choose another folder")
     names = _file_names(file.names)
     study.write_text(study_text(file), encoding="utf-8")
     written = [study]
@@ -51,7 +51,7 @@ def write_study(file: TrialFile, cohorts: Mapping[str, Cohort], folder: Path) ->
 
 
 def _file_names(silos: Sequence[str]) -> dict[str, str]:
-    """Return a file name per silo: its own if that is plain, else a number."""
+    """Return a file name per silo: the silo's name if it is plain, else one with a number."""
     return {
         name: name if re.fullmatch(r"[A-Za-z0-9_-]{1,50}", name) and name != "study" else f"silo-{index}"
         for index, name in enumerate(silos, start=1)
@@ -59,7 +59,7 @@ def _file_names(silos: Sequence[str]) -> dict[str, str]:
 
 
 def study_text(file: TrialFile) -> str:
-    """Return the trial's study as the text of a study file, which is the same at every party."""
+    """Return the text of the study file of the trial's study, which is the same for every party."""
     names = _file_names(file.names)
     trial, target = file.trial, file.trial.study.target
     models = file.study_sections.get("models", {})

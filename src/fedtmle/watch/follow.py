@@ -1,4 +1,4 @@
-"""Follow a growing file: the events of a run, or a silo's ledger, whose lines become events.
+"""Follow a growing file: the events of a run, or a silo's ledger as events.
 
 A silo's owner sees on the same page what the silo has sent so far.
 """
@@ -29,10 +29,10 @@ class EventTail:
         self._offset = 0
 
     def look(self) -> Document:
-        """Read the whole lines added since the last look, and return what the page shows."""
+        """Read the whole lines added since the last look, and return the data that the page shows."""
         try:
             size = self.path.stat().st_size
-            if size < self._offset:  # another file took its place
+            if size < self._offset:  # the file was replaced
                 self._view, self._offset = RunView(), 0
             with self.path.open("rb") as file:
                 file.seek(self._offset)
@@ -46,10 +46,10 @@ class EventTail:
         return self._view.show()
 
     def _apply(self, line: bytes) -> None:
-        """Apply one line; a line that is no event is ignored, so that the view goes on."""
+        """Apply one line; ignore a line that is not an event, so that the view goes on."""
         try:
             event = json.loads(line)
-            if event.get("event") == "start":  # of a new run, in the same file
+            if event.get("event") == "start":  # a new run in the same file
                 self._view = RunView(events=self._view.events)
             self._view.apply(event)
         except (ValueError, KeyError, TypeError, AttributeError):
@@ -60,13 +60,13 @@ class RunTail:
     """Keep a view of a deployed run up to date: its events, and its state between attempts."""
 
     def __init__(self, folder: Path) -> None:
-        from fedtmle.engine.runs import RunFolder  # needs what deployment installs
+        from fedtmle.engine.runs import RunFolder  # needs the packages of the deployment extra
 
         self._run = RunFolder(folder)
         self._events = EventTail(self._run.events)
 
     def look(self) -> Document:
-        """Return what the page shows; a run that waits says for whom."""
+        """Return the data that the page shows, including the silos that a run waits for."""
         shown, status = self._events.look(), self._run.look()
         awaited = {silo: words for silo, words in status.silos.items() if words != "ready"}
         for silo in shown["silos"]:
@@ -93,12 +93,12 @@ class LedgerTail:
         self._size = -1
 
     def look(self) -> Document:
-        """Read the ledger if it has changed, and return what the page shows."""
+        """Read the ledger if it has changed, and return the data that the page shows."""
         try:
             data = self.path.read_bytes()
         except OSError:
             return self._view.show()
-        if len(data) != self._size and data.endswith(b"\n"):  # else its last line is being written
+        if len(data) != self._size and data.endswith(b"\n"):  # otherwise its last line is still being written
             self._size = len(data)
             self._view = self._read()
         return self._view.show()
@@ -116,7 +116,7 @@ class LedgerTail:
 
 
 def ledger_events(lines: Iterable[LedgerLine]) -> Iterator[Document]:
-    """Yield the lines of a ledger as events of one view: every study, each answer in words."""
+    """Yield the lines of a ledger, over all studies, as events of one view."""
     time = 0.0
     seen: set[str] = set()
     closed: set[str] = set()

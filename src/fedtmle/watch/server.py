@@ -24,13 +24,13 @@ POLICY = (
 
 
 class WatchServer(ThreadingHTTPServer):
-    """Serve what ``look`` returns; refuse requests for another host name (DNS rebinding)."""
+    """Serve the data that ``look`` returns; refuse requests for another host name (DNS rebinding)."""
 
     daemon_threads = True
 
     def __init__(self, host: str, port: int, look: Look, *, silence: float = 30.0) -> None:
         self._look = look
-        self._silence = silence  # seconds without news after which the page says so
+        self._silence = silence  # seconds without an event after which the page warns
         self._lock = threading.Lock()
         self.page = files("fedtmle.watch").joinpath("page.html").read_text(encoding="utf-8")
         super().__init__((host, port), _Handler)
@@ -41,8 +41,8 @@ class WatchServer(ThreadingHTTPServer):
         return f"http://{self.server_address[0]!s}:{self.server_address[1]}/"
 
     def state(self) -> Document:
-        """Return what the page shows, with this machine's time."""
-        with self._lock:  # one reader at a time: a look updates the view
+        """Return the data that the page shows, with this machine's time."""
+        with self._lock:  # one reader at a time, because `look` updates the view
             return {**self._look(), "now": round(time.time(), 3), "silence": self._silence}
 
 

@@ -10,8 +10,8 @@ from fedtmle.runtime.documents import Document
 
 MAX_POINTS = 600
 MAX_EVENTS = 200
-RECENT_ROUNDS = 10  # from which the remaining time is estimated
-LAST_ROUNDS = 2  # after the tolerance is met: a look at the new origin, and the closing sums
+RECENT_ROUNDS = 10  # rounds from which the remaining time is estimated
+LAST_ROUNDS = 2  # rounds after the tolerance is met: the sums at the new origin, and the closing sums
 
 
 @dataclass
@@ -43,7 +43,7 @@ class RunView:
     tolerance: float | None = None
     times: list[float] = field(default_factory=list)
     log: list[Document] = field(default_factory=list)
-    sent: dict[str, dict[str, int]] = field(default_factory=dict)  # from a ledger: by kind of message
+    sent: dict[str, dict[str, int]] = field(default_factory=dict)  # from a ledger: counts by kind of message
     events: int = 0
 
     def apply(self, event: Document) -> None:
@@ -133,7 +133,7 @@ class RunView:
         return pace * (max(gap, 0.0) / -slope + LAST_ROUNDS) if slope < 0 else pace * LAST_ROUNDS
 
     def show(self) -> Document:
-        """Return plain data; a long path of residuals is thinned, its ends stay."""
+        """Return plain data for the page; a long path of residuals is thinned but keeps its ends."""
         step = max(1, math.ceil(len(self.norms) / MAX_POINTS))
         norms = self.norms[::step]
         if self.norms and norms[-1] != self.norms[-1]:

@@ -226,7 +226,7 @@ def _round_and_sum(values: Array, factor: Array, second: float, magic: float) ->
 def _round_and_sum_three(
     values: Array, x: Array, y: Array, z: Array, f: float, g: float, h: float
 ) -> tuple[int, int, int, bool]:
-    """The same for three factors and their magic numbers, whose scale is all in the values."""
+    """As `_round_and_sum`, for three factors with a magic number each; only ``values`` are scaled."""
     u, v, w, within, size = 0, 0, 0, True, len(values)
     f_limit, g_limit, h_limit = f * (LIMIT / MAGIC), g * (LIMIT / MAGIC), h * (LIMIT / MAGIC)
     for i in range(size):
@@ -244,7 +244,7 @@ def _round_and_sum_three(
 def _sum_three(
     values: Array, x: Array, y: Array, z: Array, f: float, g: float, h: float
 ) -> tuple[int, int, int]:
-    """The same for three factors and their magic numbers, where it is known that all are within."""
+    """As `_round_and_sum_three`, if all products are known to be within 2^50 units."""
     u, v, w, size = 0, 0, 0, len(values)
     for i in range(size):
         u += bits(values[i] * x[i] + f)  # type: ignore[assignment]
@@ -306,7 +306,7 @@ def _add_bounded(values: Array, places: IntArray, j: int, magics: Array, sums: I
 
 @jit
 def _reach(values: Array, places: IntArray, factors: Array, reach: float) -> float:
-    """The largest |x| of the rows of a block, given ``reach``, that of all rows, infinite if unknown."""
+    """Return ``reach``, the largest |x| of all rows, if it is finite; otherwise that of this block."""
     if reach < np.inf:
         return reach
     top = 0.0

@@ -175,7 +175,7 @@ class BalanceBins(AbstractBins[ArmRows]):
         return self.weights.over(rows, work)
 
     def groups(self, piece: ArmRows) -> Sequence[Group]:
-        order = np.argsort(piece.arm, kind="stable")  # sorted by arm once, for all covariates
+        order = np.argsort(piece.arm, kind="stable")  # sort by arm once, for all covariates
         bins = piece.arm[order].astype(np.uint8)
         weight = piece.weight[order]
         h = weight * piece.inverse[order]

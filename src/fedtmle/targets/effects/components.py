@@ -409,7 +409,7 @@ class Component:
         return f"E[Y({self.regime.label})]{population}"
 
     def is_apart(self, other: Component) -> bool:
-        """Return whether no record can have a clever covariate of both: other arms, or other strata."""
+        """Return whether no record has clever covariates of both: they differ in arm or stratum."""
         regimes, populations = (self.regime, other.regime), (self.population, other.population)
         if all(isinstance(regime, Static) for regime in regimes) and regimes[0] != regimes[1]:
             return True
@@ -419,8 +419,8 @@ class Component:
 def component_blocks(components: Sequence[Component]) -> tuple[tuple[int, ...], ...]:
     """Return blocks of components, by number, such that any two of one block are apart.
 
-    A fluctuation of Q by the covariates of a block then fluctuates each of its components as if that
-    were alone: no estimate depends on which others are asked for.
+    A fluctuation of Q by the covariates of a block then treats each of its components as if it were the
+    only one: no estimate depends on which others are asked for.
     """
     blocks: list[list[int]] = []
     for r, component in enumerate(components):

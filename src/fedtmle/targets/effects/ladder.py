@@ -30,7 +30,7 @@ MULTIPLES = (0.25, 0.5, 2.0, 4.0)  # of the study's own bound
 WITHOUT_BOUND = (0.01, 0.025, 0.05, 0.1)  # if the study has none
 LARGEST_BOUND = 0.5
 MEAN_PLACES = 12  # binary places of rounded sums of U and t, in the outcome's width
-PRODUCT_PLACES = 8  # and of products of two U: both leave far less than a standard error
+PRODUCT_PLACES = 8  # and of products of two U; both errors are far below a standard error
 
 
 def ladder_bounds(floor: float) -> tuple[float, ...]:
@@ -126,7 +126,7 @@ class LadderColumns(AbstractBoundedColumns[EffectRows]):
 
     @property
     def like(self) -> Sequence[int]:
-        """Without weights t = 1: U t is U. At the next bound all is as before, but for those in between."""
+        """Without weights t = 1, so U t = U. Neighbouring bounds differ only by the records between them."""
         k, size = self.coordinates, 2 * self.coordinates + len(upper_pairs(self.coordinates))
         first = [*range(size - k), *range(k)]
         count = size * len(self.bounds)
@@ -174,7 +174,7 @@ class LadderColumns(AbstractBoundedColumns[EffectRows]):
         return columns
 
     def rungs(self, pooled: Sums, n: int) -> tuple[Rung, ...]:
-        """Return the means at each bound from the pooled sums; none unless every silo has told them."""
+        """Return the means at each bound from the pooled sums; none unless every silo disclosed them."""
         if round(float(pooled.values()[-1])) != n:
             return ()
         k, pairs = self.coordinates, len(upper_pairs(self.coordinates))

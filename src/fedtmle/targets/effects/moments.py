@@ -204,7 +204,7 @@ def closing_sums(rows: Clustered, columns: MomentColumns, exponents: Sequence[in
     count = flat.shape[1]
     if rows.spanned is None:
         sums = column_sums(flat, exponents[: layout.count_at], what=WHAT, terms=terms)
-    else:  # the products are of clusters that are here alone
+    else:  # products are only of clusters that do not span silos
         here = rows.spanned < 0
         count = int(np.count_nonzero(here))
         sums = column_sums(flat, exponents[:linear], what=WHAT)
@@ -229,8 +229,9 @@ def spanning_sums(rows: Clustered, columns: MomentColumns, exponents: Sequence[i
 def judged_columns(rows: Clustered, columns: MomentColumns) -> Array:
     """Return the columns by which the guard judges closing sums, shape (p, N); m comes last.
 
-    Products are told of clusters' sums, so that a cluster of one person stands out there: with clusters, a
-    second group of columns has (u_c, t_c)/sqrt(N_c), c the person's cluster and N_c its size. The sum of
+    The closing message discloses products of clusters' sums, in which a cluster of one person may dominate.
+    With clusters, a second group of columns therefore has (u_c, t_c)/sqrt(N_c), c the person's cluster and
+    N_c its size. The sum of
     squares of these rows is that of the clusters' sums, and a cluster of N_c people counts as N_c.
     """
     if rows.cluster is None:
@@ -258,7 +259,7 @@ def estimate_components(pooled: Sums, d: int, *, one_step: bool = False) -> tupl
     """
     total = ClosingLayout(d).read(pooled)
     u, t, clusters = total.u, total.t, total.clusters + len(total.spanning)
-    if not all(t):  # nobody here is in some component's population
+    if not all(t):  # the population of some component is empty here
         return np.full(d, np.nan), np.full((d, d), np.inf)
     psi = [mean / mass for mean, mass in zip(u if one_step else total.m, t, strict=True)]
     covariance = np.zeros((d, d))

@@ -25,7 +25,7 @@ from fedtmle.targets.effects.problem import EffectLaw, EffectProblem
 
 Result = TypeVar("Result")
 
-SQUARE_SCALE = {1: 1.5, 2: 0.7}  # of the second moments beside the first, by the number of coordinates
+SQUARE_SCALE = {1: 1.5, 2: 0.7}  # of the second moments relative to the first, by the number of coordinates
 COUNT_SCALE = 0.7  # of the number of rows in a stratum
 TRUNCATED_SCALE = 0.125  # of the count of truncated rows
 
@@ -47,7 +47,7 @@ class GramColumns(AbstractPrivateColumns[Table]):
 
     @cached_property
     def labels(self) -> tuple[str, ...]:
-        """What each entry of z is."""
+        """The names of the entries of z."""
         arm = ("arm",) if self.design.columns.treatment is not None else ()
         seen = ("observed",) if "missingness" in self.design.models else ()
         return ("1", *self.design.names, *arm, *seen, "outcome")

@@ -407,7 +407,7 @@ def arm_probabilities(fits: Sequence[Array], arms: int, rows: slice) -> Array:
         for share in g[1:]:
             total += share
         np.divide(g, total, out=g, where=total > 0)
-        g[:, total <= 0] = 1.0 / arms  # no fit gives its arm any chance
+        g[:, total <= 0] = 1.0 / arms  # every fit gives its arm the probability 0
     return g
 
 

@@ -32,7 +32,7 @@ from fedtmle.model.linear import congruence, multiply
 from fedtmle.model.parallel import done, mapped, pieces
 from fedtmle.model.problem import AbstractProblem, Calibration, ConvergenceBounds, Estimate
 from fedtmle.model.submodel import AbstractSubmodel, GeneralisedLinear, NoNormaliser, StreamedLinear
-from fedtmle.model.table import AnyTable, StreamedTable, Table, over_blocks
+from fedtmle.model.table import AnyTable, PerTable, StreamedTable, Table, over_blocks
 from fedtmle.model.types import Array, RowBound, exponent
 from fedtmle.targets.effects.moments import (
     ClosingLayout,
@@ -70,7 +70,6 @@ class FluctuatedPart(NamedTuple):
 class _Prepared:
     """One table's rows, and its submodel, each made once."""
 
-    table: Table
     rows: EffectRows
     fluctuation: Fluctuation | None = None
 
@@ -96,9 +95,9 @@ class EffectProblem(AbstractProblem[EffectLaw, AnyTable]):
     linear: bool = False
     as_weight: bool = False
     blocks: tuple[tuple[int, ...], ...] = ()
-    has_floor: bool = False  # whether ``ceiling`` bounds H of every record and arm, not only what is told
+    has_floor: bool = False  # whether ``ceiling`` bounds H of every record and arm, not only disclosed values
     known: Calibration | None = None  # at the start, where sums are rounded and the overlap is known
-    _prepared: list[_Prepared] = field(default_factory=list, compare=False, repr=False)
+    _prepared: PerTable[_Prepared] = field(init=False, default_factory=PerTable, compare=False, repr=False)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -148,9 +147,7 @@ class EffectProblem(AbstractProblem[EffectLaw, AnyTable]):
         return self._of(table).rows
 
     def _of(self, table: Table) -> _Prepared:
-        if not self._prepared or self._prepared[0].table is not table:
-            self._prepared[:] = [_Prepared(table, self.prepare(table))]
-        return self._prepared[0]
+        return self._prepared.of(table, lambda table: _Prepared(self.prepare(table)))
 
     def over(self, table: AnyTable, work: Callable[[EffectRows], Result]) -> Iterator[Result]:
         """Return ``work`` of consecutive pieces of the rows, in order; the pieces run in parallel."""
@@ -165,7 +162,7 @@ class EffectProblem(AbstractProblem[EffectLaw, AnyTable]):
         if isinstance(rows, Table):
             prepared = self._of(rows)
             if prepared.fluctuation is None or prepared.fluctuation.combination != self.combination:
-                prepared.fluctuation = None  # the old one goes before the new one is built
+                prepared.fluctuation = None  # free the old one before the new one is built
                 prepared.fluctuation = self._fluctuation(prepared.rows)
             return self._design(law, prepared.rows, prepared.fluctuation)
         return StreamedLinear(

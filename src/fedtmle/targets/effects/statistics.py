@@ -392,8 +392,8 @@ class PredictionErrors(_OverEffectRows, AbstractLaidOutColumns[EffectRows]):
 class CalibrationBins(_OverEffectRows, AbstractBins[EffectRows]):
     """Observed and predicted outcomes, by bins of the prediction before targeting.
 
-    Both predictions are compared in the same bins: bins of each would differ in a few rows, and so
-    disclose them. The sums are those of w, w y, w Q before and w Q after.
+    Both predictions are compared in the same bins: separate bins for each would differ in a few rows, and
+    so disclose these rows. The sums are those of w, w y, w Q before and w Q after.
     """
 
     effect: EffectProblem

@@ -53,7 +53,7 @@ class RegimeLaw:
 @final
 @dataclass(frozen=True, kw_only=True)
 class ChainRows:
-    """One mean as some people see it, shape (periods, N): weights, outcomes and logits of predictions."""
+    """One mean evaluated for some people, shape (periods, N): weights, outcomes and predicted logits."""
 
     weights: Array
     outcomes: Array
@@ -121,7 +121,7 @@ class RegimeProblem(AbstractLongProblem[RegimeLaw, Table]):
         return [self.sequence.weights(table, followed, each.rule, each.horizon) for each in self.chains]
 
     def evaluate(self, law: RegimeLaw, table: Table) -> list[ChainRows]:
-        """Return every mean as some people see it at the law."""
+        """Return every mean evaluated for some people at the law."""
         sequence, followed = self.sequence, self.sequence.timeline.follow(table)
         evaluated = []
         for r, chain in enumerate(self.chains):
@@ -180,7 +180,7 @@ class RegimeProblem(AbstractLongProblem[RegimeLaw, Table]):
         )
         return LongRows(design, np.bincount(person, minlength=table.n_rows))
 
-    # What the rows add to the closing sums.
+    # The rows' contributions to the closing sums.
 
     def columns(self, law: RegimeLaw, table: Table) -> MomentColumns:
         """Return u, t and m of each mean: the EIF's parts, times the weight."""

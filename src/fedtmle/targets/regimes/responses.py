@@ -16,7 +16,7 @@ from fedtmle.targets.regimes.chains import ChainFit, SequentialRules
 from fedtmle.targets.regimes.rules import Shift
 from fedtmle.targets.regimes.timeline import Timeline
 
-MODIFIED = "\0modified"  # the column that tells modified rows from observed ones
+MODIFIED = "\0modified"  # the column that distinguishes modified rows from observed ones
 
 
 @final
@@ -97,7 +97,7 @@ class NextOutcome(AbstractResponse):
 @final
 @dataclass(frozen=True, kw_only=True)
 class Fluctuated(AbstractResponse):
-    """The same response with the weights W_t, beside the prediction of the first of the chain's steps."""
+    """The same response with weights W_t; the prediction of the chain's first step is the offset."""
 
     sequence: SequentialRules
     chain: ChainFit
@@ -117,7 +117,7 @@ class Fluctuated(AbstractResponse):
 @final
 @dataclass(frozen=True, kw_only=True)
 class OffsetResponse(AbstractResponse):
-    """Another response, beside the linear predictor of a model that is near the fit."""
+    """Another response, with the linear predictor of a model that is near the fit as offset."""
 
     response: AbstractResponse
     offset_model: FittedGLM

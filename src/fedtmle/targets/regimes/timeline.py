@@ -21,7 +21,7 @@ import numpy as np
 
 from fedtmle.errors import DataError
 from fedtmle.model import kernels
-from fedtmle.model.table import AnyTable, Factor, LastTable, StreamedTable, Table
+from fedtmle.model.table import AnyTable, Factor, PerTable, StreamedTable, Table, seen_through
 from fedtmle.model.types import Array, Bools
 
 LAG = re.compile(r"lag([1-9][0-9]*)_(.+)")
@@ -140,10 +140,10 @@ class PeriodView:
 
     timeline: Timeline
     period: int
-    cache: LastTable = field(default_factory=LastTable, compare=False, repr=False)
+    cache: PerTable[Table] = field(init=False, default_factory=PerTable, compare=False, repr=False)
 
     def of(self, rows: AnyTable) -> AnyTable:
-        shown = self.cache.through(rows, self.show)
+        shown = seen_through(self.cache, rows, self.show)
         if isinstance(shown, StreamedTable):
             counts = dict(shown.factor_counts)
             for name, column in self._columns.items():

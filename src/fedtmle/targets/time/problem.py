@@ -27,7 +27,7 @@ from fedtmle.model.grouped import GroupedLinear, LongRows
 from fedtmle.model.parallel import done, mapped
 from fedtmle.model.problem import Estimate
 from fedtmle.model.submodel import AbstractSubmodel, GeneralisedLinear
-from fedtmle.model.table import AnyTable, Table, people_blocks, people_slices
+from fedtmle.model.table import AnyTable, PerTable, Table, people_blocks, people_slices
 from fedtmle.model.types import Array, RowBound, exponent
 from fedtmle.targets.effects.moments import (
     ClosingLayout,
@@ -58,7 +58,6 @@ class _Kept:
     the others are computed anew at every pass, so that memory does not grow with the number of periods.
     """
 
-    table: Table
     marked: Table
     logits: Array
     history: tuple[tuple[float, ...], ...] = ()
@@ -80,7 +79,7 @@ class TimeProblem(AbstractLongProblem[TimeLaw, People]):
     population_ceiling: float
     largest_cluster: int = 1
     spanning: int = 0
-    _kept: list[_Kept] = field(default_factory=list, compare=False, repr=False)
+    _kept: PerTable[_Kept] = field(init=False, default_factory=PerTable, compare=False, repr=False)
 
     @cached_property
     def places(self) -> tuple[tuple[int, int, int], ...]:
@@ -146,18 +145,10 @@ class TimeProblem(AbstractLongProblem[TimeLaw, People]):
 
     def _own(self, law: TimeLaw, table: Table) -> _Kept:
         """Return the kept hazards of a table's own arms at the law; they move on from the last law."""
-        kept = self._kept[0] if self._kept else None
-        if kept is None or kept.table is not table or law.history[: len(kept.history)] != kept.history:
-            self._kept[:] = []
-            people = min(table.n_rows, table.nbytes // (8 * self.terms))
-            logits = np.empty((self.blocks, self.prepare.causes, self.prepare.periods, people))
-            kept = _Kept(table, self.prepare.mark(table), logits)
-
-            def fill(rows: slice) -> None:
-                logits[..., rows] = self.prepare.people(kept.marked.part(rows)).logits(None)
-
-            done(fill, people_slices(people, self.terms))
-            self._kept[:] = [kept]
+        kept = self._kept.of(table, self._initial)
+        if law.history[: len(kept.history)] != kept.history:
+            self._kept.forget(table)
+            kept = self._kept.of(table, self._initial)
         further = law.history[len(kept.history) :]
         if further:
 
@@ -167,6 +158,18 @@ class TimeProblem(AbstractLongProblem[TimeLaw, People]):
 
             done(move, people_slices(kept.logits.shape[-1], self.terms))
             kept.history = law.history
+        return kept
+
+    def _initial(self, table: Table) -> _Kept:
+        """Return the hazards of a table's own arms before any move."""
+        people = min(table.n_rows, table.nbytes // (8 * self.terms))
+        logits = np.empty((self.blocks, self.prepare.causes, self.prepare.periods, people))
+        kept = _Kept(self.prepare.mark(table), logits)
+
+        def fill(rows: slice) -> None:
+            logits[..., rows] = self.prepare.people(kept.marked.part(rows)).logits(None)
+
+        done(fill, people_slices(people, self.terms))
         return kept
 
     def _own_world(self, kept: _Kept, rows: slice) -> World:
@@ -228,7 +231,7 @@ class TimeProblem(AbstractLongProblem[TimeLaw, People]):
         )
         return LongRows(design, counts)
 
-    # What the rows add to the closing sums.
+    # The rows' contributions to the closing sums.
 
     def columns(self, law: TimeLaw, people: People) -> MomentColumns:
         """Return u, t and m of each component: the EIF's parts, times the weight."""
