@@ -101,7 +101,9 @@ is_joined = Premise("some bins are joined and some are not", at_least=0.1)
 @is_joined
 @settings(deadline=None)  # kernels are compiled at their first call
 @given(
-    st.lists(st.integers(0, 16), min_size=3, max_size=3),
+    st.lists(st.integers(0, 16), min_size=3, max_size=3)
+    | st.permutations([1, 14, 15])  # a small bin beside two that can stand alone
+    | st.permutations([3, 15, 16]),
     st.integers(2, 7),
     st.booleans(),
 )
