@@ -105,7 +105,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         ),
         ("the others are not counted", "(total - count, cell.rest_floor)", "(count, cell.rest_floor)"),
         (
-            "an empty arm is told",
+            "an empty arm is disclosed",
             "if count == 0 and total > 0 and cell.is_arm and",
             "if count < 0 and total > 0 and cell.is_arm and",
         ),
@@ -149,9 +149,9 @@ MUTATIONS: tuple[Mutation, ...] = (
             "if False:",
         ),
         (
-            "told columns are not judged",
-            "(told := query.told_columns(local)) is None:",
-            "(told := None) is None:",
+            "disclosed columns are not judged",
+            "(disclosed := query.disclosed_columns(local)) is None:",
+            "(disclosed := None) is None:",
         ),
         (
             "a Hessian is not looked at",
@@ -175,11 +175,15 @@ MUTATIONS: tuple[Mutation, ...] = (
         ),
         ("predictions are not judged", "shares.max(initial=0.0)", "shares.min(initial=0.0)"),
         (
-            "optional sums are always told",
+            "optional sums are always disclosed",
             "return EVERYBODY if id(member) in left_out else",
             "return EVERYBODY if id(member) is None else",
         ),
-        ("optional sums are refused", "if not member.is_optional and not _may_tell(", "if not _may_tell("),
+        (
+            "optional sums are refused",
+            "if not member.is_optional and not _may_disclose(",
+            "if not _may_disclose(",
+        ),
         (
             "noise needs no mask",
             "if query.needs_masks and not self._is_masked:",
@@ -213,7 +217,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("a silo declines without end", "and self.declined + more < MOST_DECLINED", ""),
         ("every query may be declined", "return query.is_declinable and is_open", "return is_open"),
         (
-            "what is declined is told",
+            "a declined answer is disclosed",
             "left_out(query, local, self.policy) | declined",
             "left_out(query, local, self.policy)",
         ),
@@ -231,8 +235,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("a doubted silo of few is believed", "and set(doubted).isdisjoint(self.groups[0])", ""),
         (
             "few silos are believed against the owner's will",
-            "if trusts and self.tells_shares",
-            "if self.tells_shares",
+            "if trusts and self.discloses_shares",
+            "if self.discloses_shares",
         ),
         ("few silos need not tell their shares", "len(self.groups) == 1 and self.liars > 0", "False"),
         ("doubted silos are trusted", "if not set(doubted).isdisjoint(group)]", "if False]"),
@@ -243,7 +247,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         LOOKS,
         ("sums shrink slowly", "return math.exp(delta) if family", "return math.exp(delta / 4.0) if family"),
         ("a look holds everywhere", "if not delta <= NEAR[family]:", "if False:"),
-        ("people are counted twice", "found += told.sum(axis=1)", "found += 2 * told.sum(axis=1)"),
+        ("people are counted twice", "found += is_in.sum(axis=1)", "found += 2 * is_in.sum(axis=1)"),
     ),
     *_many(
         "protocol/grams.py",

@@ -22,15 +22,15 @@ from fedtmle.text.privacy_cost import cost_table, render
 from fedtmle.text.progress import live_progress
 from fedtmle.text.result import render as render_result
 
-TIMES = 100  # as many infants as the trial had
+TIMES = 100  # how many times as large as the trial
 SEED = 26
-SIZES = (1_000, 10_000, 100_000, 1_000_000)  # of the plan
+SIZES = (1_000, 10_000, 100_000, 1_000_000)  # numbers of records in the planning table
 OUTCOME_MEAN, OUTCOME_SD, OBSERVED, TREATED = (
     88.0,
     17.0,
     0.9,
     0.4,
-)  # assumed by the plan, as a pilot would say
+)  # assumptions of the plan; a pilot study would give them
 
 
 def ihdp_private(epsilon: float, *, as_json: bool, quiet: bool) -> Document:

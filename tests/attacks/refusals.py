@@ -85,7 +85,7 @@ class Judge:
         number = self.rounds[id(guard)]
         for k, member in enumerate(query.members):
             self._see(member, member.rows_of(local), (number, k))
-            told = None if member.is_optional else member.told_columns(local)  # left out, not refused
+            told = None if member.is_optional else member.disclosed_columns(local)  # left out, not refused
             if told is not None:
                 rows = np.concatenate(list(told.pieces()), axis=1)
                 together = len(rows) - told.alone
@@ -107,7 +107,7 @@ class Judge:
             if isinstance(submodel, GeneralisedLinear):
                 self.squares.setdefault(key, []).append(matrix(submodel.X) ** 2)
             for part in (Part.GRADIENT, Part.HESSIAN) if point.curvature else (Part.GRADIENT,):
-                seen = [piece.rows for piece in submodel.told_rows(point.eps, part)]
+                seen = [piece.rows for piece in submodel.disclosed_rows(point.eps, part)]
                 key = (*at, 2 * j + (part is Part.HESSIAN))
                 self.rows.setdefault(key, []).append(np.concatenate(seen, axis=1))
 

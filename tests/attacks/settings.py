@@ -230,7 +230,7 @@ class MaskedServer(Server):
 
     def _claims(self) -> Iterator[bool]:
         """Of each number of a look, whether it is a count or a square to which the accomplice adds people."""
-        for group in self.query.told_groups:
+        for group in self.query.disclosed_groups:
             if isinstance(self.query, LookQuery):
                 for each in self.query.asked:
                     yield from (j == k and ACCOMPLICE in group for j, k in upper_pairs(each.dim))
@@ -239,7 +239,7 @@ class MaskedServer(Server):
 
     def _pooled(self) -> Any:
         """What the totals are as a broadcast; of what is not masked, what the attacked silo said."""
-        if self.query.told_groups:
+        if self.query.disclosed_groups:
             return self.query.pool_totals(self._totals)
         rest, apart = iter(self._totals), iter(self._apart)
         parts = [

@@ -25,7 +25,7 @@ from fedtmle.protocol.guard import Guard, RefusalError, _Examined, _largest_of_c
 from fedtmle.protocol.messages import Reason
 from fedtmle.protocol.plan import Plan, roster
 from fedtmle.protocol.policy import UNGUARDED, Policy
-from fedtmle.protocol.query import AbstractQuery, CountCell, JointQuery, Model, Phase, ToldColumns
+from fedtmle.protocol.query import AbstractQuery, CountCell, DisclosedColumns, JointQuery, Model, Phase
 from fedtmle.protocol.sums import SumsQuery, TallyQuery
 from fedtmle.runtime.rows import LocalRows
 from fedtmle_paper.two_arm import TwoArm, TwoArmLaw
@@ -430,9 +430,9 @@ def test_a_look_holds_as_far_as_its_radius_and_no_further() -> None:
 def test_columns_that_are_judged_alone_are_judged_each() -> None:
     """The first rests on all people, the second on one."""
     together, wide, one = np.ones(50), np.ones(50), np.eye(50)[0]
-    told = ToldColumns(lambda: [np.stack([together, wide, one])], alone=2)
+    told = DisclosedColumns(lambda: [np.stack([together, wide, one])], alone=2)
     assert _largest_of_columns(told, enough=0.0) == pytest.approx(1.0)
-    told = ToldColumns(lambda: [np.stack([together, wide, wide + 1])], alone=2)
+    told = DisclosedColumns(lambda: [np.stack([together, wide, wide + 1])], alone=2)
     assert _largest_of_columns(told, enough=0.0) == pytest.approx(1 / 50)
 
 

@@ -37,7 +37,7 @@ def test_every_kind_of_answer_is_on_the_page_with_its_risk() -> None:
     kinds = {kind.__name__ for kind in classes()}
     assert kinds == set(RISKS)
     page = (DOCS / "messages.md").read_text(encoding="utf-8")
-    assert page.count("**Example**") == page.count("**What it may tell**") == len(kinds)
+    assert page.count("**Example**") == page.count("**What it may disclose**") == len(kinds)
     for key, *_ in Policy.limits():
         assert f"| `{key}` |" in page
 

@@ -165,7 +165,7 @@ def test_the_guard_judges_every_root_of_the_products_that_a_ladder_tells(target:
     columns = ladder_columns(outcome.problem)
     assert columns is not None
     rows = outcome.problem.rows(tables["s"])
-    told = dict(zip(columns.names, columns.told(rows), strict=True))
+    told = dict(zip(columns.names, columns.disclosed(rows), strict=True))
     judged = [columns.names[at] for at in columns.judged]
     assert np.ptp(told["t"]) > 0.1  # the premise: t is not the same for all
     np.testing.assert_allclose(told["t t"], told["t"] ** 2)

@@ -144,7 +144,7 @@ def test_leverages_are_those_of_all_rows(tmp_path: Path) -> None:
         assert isinstance(submodel, StreamedLinear) is stream
         assert submodel.n_rows == ROWS
         look = submodel.look(eps)
-        closing = np.concatenate(list(problem.told_columns(problem.start(), table)), axis=1)
+        closing = np.concatenate(list(problem.disclosed_columns(problem.start(), table)), axis=1)
         found.append((look.largest, look.columns, submodel.column_people(), closing.sum(axis=1)))
     for here, there in zip(*found, strict=True):
         np.testing.assert_allclose(here, there, rtol=1e-9)

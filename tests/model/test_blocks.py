@@ -58,11 +58,11 @@ def test_bounds_and_leverages_are_those_of_the_blocks() -> None:
     eps = np.random.default_rng(3).normal(size=6)
     ceiling = whole.curvature_ceiling()
     np.testing.assert_allclose(0.25 * unpack(whole.gram().values(70), 6), ceiling, atol=1e-12)
-    (told,) = (piece.rows for piece in whole.told_rows(eps))
+    (told,) = (piece.rows for piece in whole.disclosed_rows(eps))
     for block, place in zip(whole.blocks, PLACES, strict=True):
         at = list(place)
         np.testing.assert_allclose(ceiling[np.ix_(at, at)], block.curvature_ceiling(), atol=1e-12)
-        (own,) = (piece.rows for piece in block.told_rows(eps[at]))
+        (own,) = (piece.rows for piece in block.disclosed_rows(eps[at]))
         np.testing.assert_array_equal(told[at], own)
         np.testing.assert_array_equal(whole.column_people()[at], block.column_people())
         assert (np.abs(own).max(axis=1) <= whole.row_bounds(eps)[at]).all()

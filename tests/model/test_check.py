@@ -246,8 +246,8 @@ class Doctored(AbstractSubmodel):
         units = [self.change(u, label, self.is_whole) for u, label in zip(sums.units, labels, strict=True)]
         return Sums(tuple(units), sums.shifts)
 
-    def told_rows(self, eps: Array, part: Part = Part.GRADIENT) -> Iterator[PersonRows]:
-        return self.inner.told_rows(eps, part)
+    def disclosed_rows(self, eps: Array, part: Part = Part.GRADIENT) -> Iterator[PersonRows]:
+        return self.inner.disclosed_rows(eps, part)
 
     def look(
         self, eps: Array, part: Part = Part.GRADIENT, *, enough: float = 0.0, space: RowSpace | None = None

@@ -66,7 +66,7 @@ class Silent(AbstractSubmodel):
         shifts = query_shifts(BOUND, eps, parts)
         return Sums((0,) * len(shifts), shifts)
 
-    def told_rows(self, eps: Array, part: Part = Part.GRADIENT) -> Iterator[PersonRows]:
+    def disclosed_rows(self, eps: Array, part: Part = Part.GRADIENT) -> Iterator[PersonRows]:
         raise NotImplementedError("rows that say nothing are not examined")
 
     def look(

@@ -35,7 +35,7 @@ class Told:
     def __init__(self, rows: np.ndarray, pieces: int = 2) -> None:
         self.parts = np.array_split(rows, pieces, axis=1)
 
-    def told_rows(self, eps: np.ndarray) -> Any:  # noqa: ARG002
+    def disclosed_rows(self, eps: np.ndarray) -> Any:  # noqa: ARG002
         return map(PersonRows, self.parts)
 
 

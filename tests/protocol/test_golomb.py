@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from fedtmle.errors import DecodeError
 from fedtmle.model.exact import Sums
 from fedtmle.protocol.codes import (
+    DECLINED,
     ELIAS_DELTA,
-    NOT_TOLD,
     BitWriter,
     Declinable,
     Golomb,
@@ -140,7 +140,7 @@ def test_a_small_change_of_large_numbers_is_short() -> None:
 
 @given(st.lists(st.integers(-(2**70), 2**70), max_size=8))
 def test_no_integers_have_the_order_that_stands_for_a_declined_answer(values: list[int]) -> None:
-    assert golomb_order(values) != NOT_TOLD
+    assert golomb_order(values) != DECLINED
     code = Declinable(Golomb(blocks=(len(values),)), may_decline=True)
     bits = encode(code, tuple(values))
     assert decode(code, bits) == tuple(values)

@@ -89,7 +89,7 @@ class Seen:
                 for part in point.parts:
                     if not looks.knows(point, part):
                         continue
-                    told = local.submodel(point.model, point.law).told_rows(point.eps, part)
+                    told = local.submodel(point.model, point.law).disclosed_rows(point.eps, part)
                     rows = np.concatenate([piece.rows for piece in told], axis=1)
                     space = looks.space(point, part, local)
                     self.rows.setdefault((number, k, part), []).append(rows)
@@ -312,11 +312,11 @@ def test_what_few_silos_state_holds_after_any_one_took_out_its_rows(
 
     def examine(guard: Guard, query: Query, local: Local, looks: Looks | None = None) -> None:
         assert looks is not None
-        assert looks.groups.tells_shares
+        assert looks.groups.discloses_shares
         for k, member in enumerate(query.members):
             for point in member.evaluations():
                 for part in (part for part in point.parts if looks.knows(point, part)):
-                    told = local.submodel(point.model, point.law).told_rows(point.eps, part)
+                    told = local.submodel(point.model, point.law).disclosed_rows(point.eps, part)
                     rows = np.concatenate([piece.rows for piece in told], axis=1)
                     stated = looks.space(point, part, local).leverages(PersonRows(rows))
                     rest = looks.rest(point, part, local, 1)
@@ -352,7 +352,7 @@ def test_what_is_stated_holds_for_any_silos_that_lie(monkeypatch: pytest.MonkeyP
         for k, member in enumerate(query.members):
             for point in member.evaluations():
                 for part in (part for part in point.parts if looks.knows(point, part)):
-                    told = local.submodel(point.model, point.law).told_rows(point.eps, part)
+                    told = local.submodel(point.model, point.law).disclosed_rows(point.eps, part)
                     rows = np.concatenate([piece.rows for piece in told], axis=1)
                     spaces = (looks.space(point, part, local, choice) for choice in choices)
                     stated = np.max([space.leverages(PersonRows(rows)) for space in spaces], axis=0)
@@ -384,7 +384,7 @@ def test_groups_have_two_silos_more_than_may_lie() -> None:
         assert all(len(group) >= liars + 2 for group in groups)
         assert bool(groups) == (silos >= liars + 2)
         assert (len(groups) > liars) == (silos >= (liars + 1) * (liars + 2))
-        assert looks.tells_shares == (0 < len(groups) <= liars)
+        assert looks.discloses_shares == (0 < len(groups) <= liars)
         assert not groups or sorted(itertools.chain(*groups)) == sorted(map(str, range(silos)))
 
 

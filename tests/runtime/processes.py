@@ -29,7 +29,7 @@ from fedtmle.protocol.plan import Plan
 from fedtmle.runtime import noise
 from fedtmle.runtime.journal import MAGIC, FileJournal, scan
 from fedtmle.runtime.keeper import Keeper
-from fedtmle.runtime.ledger import Ledger, Told
+from fedtmle.runtime.ledger import Ledger, StudyScope
 from fedtmle.runtime.session import Journalled, Session
 from fedtmle.runtime.silo import Silo
 from tests.runtime.faults import CASES, NOISY, key_of, reference
@@ -71,10 +71,10 @@ class BudgetMemory:
     def refusal(self, _: Plan, /) -> str:
         return ""
 
-    def told(self, plan: Plan, /) -> Told:
+    def record_scope(self, plan: Plan, /) -> StudyScope:
         privacy = plan.program.privacy
         assert privacy is not None
-        return Told(
+        return StudyScope(
             rows="",
             columns=(),
             roster=plan.silos,

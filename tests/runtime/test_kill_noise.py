@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fedtmle.runtime.ledger import epsilon_taken, read, told
+from fedtmle.runtime.ledger import epsilon_taken, read, scopes
 from fedtmle.runtime.session import Replay, Session
 from fedtmle.runtime.transcript import Transcript
 from tests.runtime.faults import NOISY, PASSING, encoded, records
@@ -66,7 +66,7 @@ def check(folder: Path) -> int:
         lines = list(read(folder / f"{silo}.ledger"))
         answered = [(line["asked"], line["replied"]) for line in lines if line["decision"] == "answered"]
         assert [tuple(map(base64.b64decode, pair)) for pair in answered] == list(recorded.items())
-        taken = [record.zcdp for _, record in told(lines).values()]
+        taken = [record.zcdp for _, record in scopes(lines).values()]
         assert list(map(Fraction, taken)) == [privacy.taken]
         assert sum(line.get("told") is not None for line in lines) == 1
         assert epsilon_taken(taken) == privacy.owners_epsilon

@@ -23,7 +23,7 @@ missing from it. The examples are real answers of invented records.
 **Keeping records local is not in itself a privacy guarantee.** Every answer is a function of your
 records. In an open study the server sees your silo's answers by themselves; in a
 [masked study](masks.md) it sees their total over all silos, and "who learns it" says which answers are the
-exceptions. What each may tell is under "what it may tell"; what your policy can limit is under "limited by".
+exceptions. "What it may disclose" is its content beyond its purpose; "limited by" names keys of your policy.
 Attacks that were tried, what stops each, and what nothing stops are on [their own page](threats.md).
 
 ## How a silo is asked
@@ -54,7 +54,7 @@ Attacks that were tried, what stops each, and what nothing stops are on [their o
 RISKS = {
     "BinsQuery": (
         "Counts and means by bin of probabilities and predictions, and of covariates by arm. Your silo joins "
-        "neighbouring bins until each has enough people; arms it tells all together, or not at all."
+        "neighbouring bins until each has enough people; it discloses all arms together, or none."
     ),
     "ClustersQuery": (
         "How many clusters you have, and which of them other silos have too. Whoever has a digest can test a "
@@ -115,8 +115,8 @@ RISKS = {
     ),
     "SharesQuery": (
         "In a masked study of three to five silos: whether your silo has more than a given share of any "
-        "combination of a model's sums, for 32 shares. Only the numbers of silos are told. They bound what a "
-        "curious silo learns by subtracting its own rows."
+        "combination of a model's sums, for 32 shares. Only the numbers of silos are disclosed. They bound "
+        "what a curious silo learns by subtracting its own rows."
     ),
     "FitQuery": (
         "Your silo's own fit, on a fine public grid, at each update: it tells how your silo differs "
@@ -124,7 +124,7 @@ RISKS = {
     ),
     "ModelsQuery": (
         "A whole model fitted on your records alone and broadcast to all silos; split points of "
-        "trees lie between values of records. The most telling answer of all: agree to it "
+        "trees lie between values of records. No other answer discloses as much: agree to it "
         "expressly."
     ),
     "DeparturesQuery": (
@@ -149,10 +149,10 @@ RISKS = {
         "below min_missing is refused."
     ),
     "ViewedQuery": (
-        "What the query inside tells, of your rows after missing values were filled in by a public rule. "
+        "The same as the query inside, about your rows after missing values were filled in by a public rule. "
         "Imputation models are fitted like the others; imputed values never leave."
     ),
-    "JointQuery": ("Several of the others in one message; it tells what they tell."),
+    "JointQuery": ("Several of the others in one message, which discloses what they disclose."),
 }
 EVERY = ("min_rows", "min_silos", "min_fold", "max_queries", "max_functionals", "lifetime_days")
 GRADIENTS = {"min_support", "min_people"}
@@ -168,7 +168,7 @@ def limits(queries: Iterable[Query]) -> list[str]:
             keys |= {"allow_curvature"} if point.curvature and not point.is_coarse else set()
         for cell in query.cells():
             keys |= {cell.floor, cell.rest_floor} - {""} | ({"allow_one_arm"} if cell.is_arm else set())
-        keys |= {"min_people"} if _tells_columns(query) else set()
+        keys |= {"min_people"} if _discloses_columns(query) else set()
         keys |= {"allow_models"} if query.ships_model(SILO) else set()
         keys |= set(query.floors)
         # An example draws no batches; a query that can, is held against their floor.
@@ -196,10 +196,10 @@ def learned_by(queries: Iterable[Query]) -> str:
     return f"{open_study}; in a masked study the same, and only with {consent}."
 
 
-def _tells_columns(query: Query) -> bool:
+def _discloses_columns(query: Query) -> bool:
     """Whether the guard judges columns of the query, its own or those of the query behind a view."""
     inner = query.query if isinstance(query, ViewedQuery) else query
-    return inner.told_columns(cast(Local, None)) is not None  # the rows are read later, if at all
+    return inner.disclosed_columns(cast(Local, None)) is not None  # the rows are read later, if at all
 
 
 def page() -> str:
@@ -222,7 +222,7 @@ def _answers() -> Iterator[str]:
         yield f"Discloses {query.explanation}."
         yield ""
         yield f"* **Example**, from silo {SILO} (60 records), {size(query, answer):,} bits: {shown(answer)}"
-        yield f"* **What it may tell**: {RISKS[kind.__name__]}"
+        yield f"* **What it may disclose**: {RISKS[kind.__name__]}"
         yield f"* **Who learns it**: {learned_by(example.queries)}"
         keys = limits(example.queries)
         if keys:

@@ -115,7 +115,7 @@ class Run(Generic[Model_co]):
     phase: Phase = Phase.TARGETING
     tolerance: float | None = None  # once it is settled
     visits: list[Visit] = field(default_factory=list)
-    step_smoothness: list[float] = field(default_factory=list)  # of each step, where the steps settle it
+    step_smoothness: list[float] = field(default_factory=list)  # one value per step, if the steps set it
 
     @property
     def rounds(self) -> int:

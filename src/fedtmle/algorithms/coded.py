@@ -216,7 +216,7 @@ class Coded(AbstractAlgorithm):
                 history[:] = [(tuple(factor * a for a in own), accepted) for own, accepted in history]
                 secant = (
                     secant if secant is None or factor == 1 else Secant()
-                )  # its memory is in units of beta
+                )  # a secant is in units of beta, which changed
                 change = _change(run.problem, law, lattice, q, secant)
                 steps = tuple(a + b for a, b in zip(steps, change, strict=True))
                 t, n_steps = t + 1, n_steps + 1

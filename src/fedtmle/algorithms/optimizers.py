@@ -20,7 +20,7 @@ from fedtmle.model.linear import newton_direction
 from fedtmle.model.types import Array, IntArray, Part, unpack
 from fedtmle.protocol.query import Flow, Law, Model
 
-PUBLIC_RESOLUTION = 2.0**-44  # of log Z by quadrature: a smaller decrease of the loss is not visible
+PUBLIC_RESOLUTION = 2.0**-44  # error of log Z by quadrature; smaller decreases are lost in it
 PARTITION_STREAM = 2**62  # the generator's stream of the fixed partition; no step of a run has this number
 
 

@@ -12,7 +12,7 @@ from fedtmle.protocol.populations import PopulationsQuery, SpreadQuery
 from fedtmle.protocol.query import Flow, Law, Problem
 
 TESTED = "influence function"
-SINGULAR = 1e-10  # of the largest variance: a coordinate with no more variance of its own has none
+SINGULAR = 1e-10  # share of the largest variance below which a coordinate has none of its own
 
 
 def compare_populations(problem: Problem, law: Law, n: int) -> Flow[SiteTest | None]:

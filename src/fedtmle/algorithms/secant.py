@@ -1,8 +1,8 @@
 """Steps that learn the curvature from the gradients seen so far (Anderson's method).
 
 Where the covariates of the fluctuation move with the law, the curvature at the start is a poor guide further
-on, and gradient steps converge slowly. The changes that earlier steps made to the gradient tell how it
-answers to steps. Every party has seen them, so that nothing more is asked.
+on, and gradient steps converge slowly. The changes that earlier steps made to the gradient show how it
+responds to steps. Every party has seen them, so that nothing more is asked.
 """
 
 from __future__ import annotations

@@ -194,7 +194,10 @@ def _conclude(
     quiet: bool,
     already_shown: bool = False,
 ) -> None:
-    """Print a result, save it if asked, and exit with its code; ``already_shown`` is of the attrition."""
+    """Print a result, save it if asked, and exit with its code.
+
+    ``already_shown`` says whether the attrition was printed before.
+    """
     from fedtmle.text.result import render
 
     if out is not None:

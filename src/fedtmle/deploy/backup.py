@@ -59,7 +59,8 @@ def back_up(kit: Kit, target: Path) -> int:
     """Write a party's backup to a new file, for its owner alone; return the number of files in it.
 
     The party may run meanwhile. Files that only grow are read after their signed heads, the ledger before the
-    journals: what a later file has more than an earlier one is what a crash would leave, and is mended alike.
+    journals. If a file that is read later has lines that an earlier one lacks, a restart repairs that as it
+    does after a crash.
     """
     if kit.role is Role.ADMIN:
         raise InputError(f"{kit.path}: a statistician's kit has no records; give a server's or a silo's kit")

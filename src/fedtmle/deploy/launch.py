@@ -71,7 +71,7 @@ def _silos(status: RunStatus) -> str:
 class Runs(ABC):
     """The runs of one server, as a statistician uses them."""
 
-    folder: Path  # of the runs' folders on this machine
+    folder: Path  # the folder that holds the runs on this machine
     interval: float  # seconds between two looks at a run
 
     @abstractmethod

@@ -35,7 +35,7 @@ def invalidity(kit: Kit, now: datetime) -> str:
 
 
 def invalidity_now(kit: Kit) -> str:
-    """Return the same for this moment, from a process that reads the certificates and ends."""
+    """Return `invalidity` as of now, computed in a process of its own."""
     command = [sys.executable, "-m", "fedtmle.deploy.validity", str(kit.path)]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)  # noqa: S603 - our own module
     return done.stdout.strip()  # nothing if it failed: the engine itself then says what is wrong

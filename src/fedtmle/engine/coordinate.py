@@ -108,7 +108,7 @@ class Coordination:
             self._events.close()
 
     def _check(self, terms: Terms) -> StudyFile:
-        """Return the study if it is still that of the terms."""
+        """Return the study; raise if it is no longer the one that the terms name."""
         file = self._folder.study()
         if file_plan(file).digest.hex() != terms.plan or list(file.silos) != list(terms.sites):
             raise ProtocolError("the run's study or the package was changed since it began; start a new run")

@@ -191,7 +191,7 @@ class Dispatcher:
     def _start(self, run: RunFolder, status: RunStatus) -> None:
         sites = status.taking_part(run.terms().sites)
         self._engines[run.name] = {silo: self._heard[site].report.engine for silo, site in sites.items()}
-        # The move first: the job's process may claim the run before `submit` returns.
+        # Move first, because the job's process may claim the run before `submit` returns.
         run.move(
             Move.START,
             job="",

@@ -52,7 +52,7 @@ class Endpoint:
         self._is_closed = False
         self._kept = False
         self._close, self._unseal = close, unseal
-        self._is_warned = False  # that somebody else than the server asks
+        self._is_warned = False  # whether a request from another sender was logged
 
     def close(self) -> None:
         """Close the journal; nothing is answered from then on.

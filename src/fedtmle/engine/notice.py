@@ -80,7 +80,7 @@ def tell_later(
                 trouble = tell(command, notice)
                 if not trouble:
                     break
-                _log.error("%s: the owner was not told of a study: %s", command[0], trouble)
+                _log.error("%s: the owner was not notified of a study: %s", command[0], trouble)
                 if attempt + 1 < TRIES:
                     time.sleep(pause)
 

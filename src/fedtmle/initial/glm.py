@@ -148,7 +148,7 @@ class EveryRow(AbstractResponse):
 def over_long(
     response: AbstractResponse, table: AnyTable, work: Callable[[Table, IntArray], Result]
 ) -> Iterator[Result]:
-    """Yield ``work`` of the long rows of consecutive people and of how many each has, in order."""
+    """Yield ``work(rows, counts)`` for the long rows of consecutive people, with each person's count."""
     whole = response.mark(table) if isinstance(table, Table) else table
     blocks = people_blocks(whole, response.periods)
     return mapped(lambda block: work(*response.expand(block)), blocks)

@@ -76,16 +76,16 @@ class Blocks(AbstractRowsSubmodel):
     ) -> Look:
         may_end_early = self.n_rows >= FIRST_LOOK and space is None and enough > 0
         largest = largest_leverage(
-            lambda: self.told_rows(eps, part),
+            lambda: self.disclosed_rows(eps, part),
             space=space,
             bounds=self.row_bounds(eps, part) if may_end_early else None,
             enough=enough,
         )
         return Look(largest=largest, columns=self.column_sizes, family=self.blocks[0].family)
 
-    def told_rows(self, eps: Array, part: Part = Part.GRADIENT) -> Iterator[PersonRows]:
+    def disclosed_rows(self, eps: Array, part: Part = Part.GRADIENT) -> Iterator[PersonRows]:
         parts = [
-            block.told_rows(eps[list(place)], part)
+            block.disclosed_rows(eps[list(place)], part)
             for block, place in zip(self.blocks, self.places, strict=True)
         ]
         for pieces in zip(*parts, strict=True):

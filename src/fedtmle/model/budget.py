@@ -84,7 +84,7 @@ def _conversion(rho: Decimal, delta: Decimal) -> tuple[Decimal, Decimal]:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Privacy:
-    """How much a study may tell about one person: differential privacy at the level of a record.
+    """How much a study may disclose about one person: differential privacy at the level of a record.
 
     The silos add noise in shares, such that it suffices against the server, the public and ``colluders`` of
     the silos together.
@@ -161,7 +161,7 @@ class Privacy:
 
     @property
     def owners_epsilon(self) -> float:
-        """The same as an epsilon at the owner's delta, which need not be the study's."""
+        """`taken` as an epsilon at the owner's delta, which need not be the study's."""
         return epsilon_of(float(self.taken), OWNER_DELTA)
 
     def part(self, share: float) -> Fraction:

@@ -115,7 +115,7 @@ def _run(name: str, check: Callable[[], Iterator[Gap]]) -> Check:
     return Check(name=name, outcome=outcome, figure=worst.figure, tolerance=worst.tolerance, note=note)
 
 
-# What a silo computes from its rows.
+# Checks of a silo's computations on its rows.
 
 
 def _read(case: Case[Law, Rows]) -> Iterator[Gap]:
@@ -330,7 +330,7 @@ def _closing_at(case: Case[Law, Rows]) -> Iterator[Gap]:
     yield Gap(gap, ROUNDING * size + case.eta, subject="covariance, against that of D over the rows")
 
 
-# What everyone computes from a law.
+# Checks of the computations that every party makes from a law.
 
 
 def _path(case: Case[Law, Rows]) -> Iterator[Gap]:

@@ -1,4 +1,4 @@
-"""What the conformance suite says of a problem: named checks, figures, and a verdict."""
+"""The report of the conformance suite: named checks, figures, and a verdict."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Check:
 @final
 @dataclass(frozen=True, kw_only=True)
 class CheckReport:
-    """What was checked of a problem, in order."""
+    """The checks of a problem, in order."""
 
     checks: tuple[Check, ...]
 

@@ -38,7 +38,7 @@ class Sums:
         return Sums(tuple(a + b for a, b in zip(self.units, other.units, strict=True)), self.shifts)
 
     def joined(self, other: Sums) -> Sums:
-        """Both, one after the other."""
+        """These sums followed by ``other``'s."""
         return Sums(self.units + other.units, self.shifts + other.shifts)
 
     def rounded(self, shifts: Sequence[int]) -> Sums:
@@ -64,7 +64,7 @@ class Sums:
         ]
 
     def values(self, divisor: int = 1) -> Array:
-        """The same, each correctly rounded to a float."""
+        """The sums or means of `fractions`, each correctly rounded to a float."""
         # Division of integers is correctly rounded, and much faster than making fractions.
         return np.array(
             [

@@ -32,7 +32,7 @@ class LongRows(NamedTuple):
 
     @property
     def starts(self) -> IntArray:
-        """Where the rows of each person begin who has any."""
+        """The first long row of each person who has long rows."""
         return starts_of(self.counts)
 
     def by_person(self, values: Array) -> Array:
@@ -49,7 +49,7 @@ def by_person(values: Array, counts: IntArray) -> Array:
 
 
 def starts_of(counts: IntArray) -> IntArray:
-    """Return where the rows of each person begin who has any, given how many each has."""
+    """Return the first long row of each person who has long rows, given how many each has."""
     return np.asarray((np.cumsum(counts) - counts)[counts > 0])
 
 
@@ -90,17 +90,17 @@ class GroupedLinear(AbstractRowsSubmodel):
     def look(
         self, eps: Array, part: Part = Part.GRADIENT, *, enough: float = 0.0, space: RowSpace | None = None
     ) -> Look:
-        largest = largest_leverage(lambda: self.told_rows(eps, part), space=space, enough=enough)
+        largest = largest_leverage(lambda: self.disclosed_rows(eps, part), space=space, enough=enough)
         return Look(largest=largest, columns=self.column_sizes, family=self.family)
 
-    def told_rows(self, eps: Array, part: Part = Part.GRADIENT) -> Iterator[PersonRows]:
-        """Yield long rows: the leverages of one person's are added."""
+    def disclosed_rows(self, eps: Array, part: Part = Part.GRADIENT) -> Iterator[PersonRows]:
+        """Yield the long rows; the leverages of one person's rows are added up."""
 
-        def told(piece: LongRows) -> PersonRows:
-            rows = [part.rows for part in piece.design.told_rows(eps, part)]
+        def disclosed(piece: LongRows) -> PersonRows:
+            rows = [part.rows for part in piece.design.disclosed_rows(eps, part)]
             return PersonRows(np.concatenate(rows, axis=1) if rows else np.zeros((self.dim, 0)), piece.counts)
 
-        return self.over(told)
+        return self.over(disclosed)
 
     @property
     def column_sizes(self) -> Array:

@@ -1,22 +1,22 @@
 """How few people a combination of disclosed sums can rest on.
 
-An answer tells sums of rows t_i, and with them every linear combination sum_i a . t_i. The share of person i
+An answer discloses sums of rows t_i, and hence every linear combination sum_i a . t_i. The share of person i
 in the sum of squares behind a combination, at its largest over all a, is the leverage
 
     h_i = max_a (a . t_i)^2 / sum_k (a . t_k)^2 = t_i^T S^-1 t_i,     S = sum_k t_k t_k^T.
 
 For the indicator of a group it is one over the group's size, so that 1 / h_i counts people: a combination is
-made, in effect, of 1 / max h_i. Leverages do not depend on the coordinates in which the numbers are told, and
-they see what number by number cannot be seen: complements, differences of nearly equal columns, spikes.
+made, in effect, of 1 / max h_i. Leverages do not depend on the coordinates in which the numbers are sent, and
+they find what checks of single numbers do not: complements, differences of nearly equal columns, spikes.
 
-**Rounding.** A number that is told on a grid of spacing g is off by up to g/2. Taken as uniform, the error
+**Rounding.** A number that is sent on a grid of spacing g is off by up to g/2. Taken as uniform, the error
 has the variance g^2/12, which enters the sum of squares of every combination:
 h_i = t_i^T (S + diag(g^2/12))^-1 t_i. This errs on the safe side for an attacker who takes the error for a
 worst case too: the errors that the grids allow contain the ellipsoid with half-axes g/2 > g/sqrt(12).
 
-**Matrices.** A told matrix sum_i t_i t_i^T, such as a curvature or a second moment, is judged by its root
-rows t_i: person i has at most the share h_i of each of its quadratic forms a^T M a. Other combinations of its
-entries may rest on fewer people (`docs/threats.md`).
+**Matrices.** A disclosed matrix sum_i t_i t_i^T, such as a curvature or a second moment, is judged by its
+root rows t_i: person i has at most the share h_i of each of its quadratic forms a^T M a. Other combinations
+of its entries may rest on fewer people (`docs/threats.md`).
 
 S is that of the silo's own rows where sums are open. Where sums are masked, nobody learns more than totals
 over all silos, and S is a lower bound of the pooled one that all parties know (`protocol.looks`).
@@ -39,7 +39,7 @@ from fedtmle.model.types import Array, IntArray, Part
 RESOLUTION = 1e-13  # relative size below which a direction of unit columns is only rounding error
 AMBIGUOUS = 1e-10  # eigenvalues of unit columns' S below which the rows are read once more
 FIRST_LOOK = 1 << 11  # rows after which a bound of all leverages is tried for the first time
-OWN_SHARES = (0.0, 0.25, 0.5, 0.75)  # of the own S in a lower bound of the pooled one
+OWN_SHARES = (0.0, 0.25, 0.5, 0.75)  # shares of the silo's own S in a lower bound of the pooled S
 CERTAIN = 700.0  # size of a linear predictor beyond which a probability is 0 or 1
 LEAST_RESIDUAL = 1.0 / 16  # of a continuous response on the unit scale, in a row's standard deviation
 
@@ -166,7 +166,7 @@ def largest_leverage(
 
 
 def heaviest_combination(pieces: Pieces, space: RowSpace | None = None) -> tuple[Array, IntArray]:
-    """Return the part of each column in the combination in which one person's share is largest, and people.
+    """Return the parts of the columns in the combination in which one person's share is largest, and people.
 
     The combination is a = S^-1 t_i of the row with the largest leverage. The part of column j is |a_j| times
     the root of its sum of squares, relative to the largest part; the last array counts the rows in which the
@@ -197,10 +197,10 @@ def _bound_of_all(gram: Array, bounds: Array, enough: float) -> float:
     With R the S of unit columns, h = r^T R^-1 r <= |r|^2 / lambda_min(R) for rows r in units of the columns'
     lengths. If that is not ``enough``, `RowSpace.largest_within` may be less.
     """
-    told = bounds > 0  # the others are zero for everyone
-    if not told.any():
+    used = bounds > 0  # the other columns are zero for everyone
+    if not used.any():
         return 0.0
-    gram, bounds = gram[told][:, told], bounds[told]
+    gram, bounds = gram[used][:, used], bounds[used]
     size = np.sqrt(np.diag(gram))
     if not size.all():
         return math.inf

@@ -137,10 +137,10 @@ class Multinomial(AbstractRowsSubmodel):
     def look(
         self, eps: Array, part: Part = Part.GRADIENT, *, enough: float = 0.0, space: RowSpace | None = None
     ) -> Look:
-        largest = largest_leverage(lambda: self.told_rows(eps, part), space=space, enough=enough)
+        largest = largest_leverage(lambda: self.disclosed_rows(eps, part), space=space, enough=enough)
         return Look(largest=largest, columns=self.column_sizes, family=None)
 
-    def told_rows(self, eps: Array, part: Part = Part.GRADIENT) -> Iterator[PersonRows]:
+    def disclosed_rows(self, eps: Array, part: Part = Part.GRADIENT) -> Iterator[PersonRows]:
         """Yield J rows sqrt(p_k) w (e_k - p) x of each person, and w (e_y - p) x, the residual.
 
         The products of the former add up to the variance w^2 (diag p - p p^T) x x^T.

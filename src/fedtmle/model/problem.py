@@ -234,8 +234,8 @@ class AbstractProblem(AbstractModel[Law, Rows]):
     def moments(self, law: Law, rows: Rows) -> Sums:
         """Return the closing message: additive sums for psi and the EIF covariance."""
 
-    def told_columns(self, law: Law, rows: Rows) -> Iterable[Array]:
-        """Return the columns whose sums, and sums of whose products, `moments` has: (p, N) piece by piece.
+    def disclosed_columns(self, law: Law, rows: Rows) -> Iterable[Array]:
+        """Return the columns behind `moments`, which sums them and their products; (p, N) piece by piece.
 
         The silo's guard judges them. By default they are D at the silo's own estimate.
         """
@@ -243,13 +243,13 @@ class AbstractProblem(AbstractModel[Law, Rows]):
         return (self.eif(law, rows, psi).T,)
 
     @property
-    def told_predictions(self) -> int:
-        """How many of the last of these columns are predictions, which the guard judges one by one."""
+    def disclosed_predictions(self) -> int:
+        """The number of predictions, the last of `disclosed_columns`: the guard judges these one by one."""
         return 0
 
     @property
-    def told_groups(self) -> int:
-        """In how many groups of equal size the guard judges the other columns: two where clusters are."""
+    def disclosed_groups(self) -> int:
+        """The number of equal groups in which the guard judges the other columns; two with clusters."""
         return 1
 
     # Methods that every party applies to a law.

@@ -70,21 +70,21 @@ class AbstractBoundedColumns(AbstractStatistic[Piece]):
     def evaluate(self, piece: Piece) -> Array:
         """Return the columns of which the terms are made, shape (p, N)."""
 
-    def told(self, piece: Piece, names: Sequence[int] | None = None) -> Array:
+    def disclosed(self, piece: Piece, names: Sequence[int] | None = None) -> Array:
         """Return the terms row by row, those of some names if given, shape (k, N)."""
         columns, terms = self.evaluate(piece), self.terms
         asked = [terms[j] for j in (range(len(terms)) if names is None else names)]
-        told = np.empty((len(asked), columns.shape[1]))
-        for row, (j, *second) in zip(told, asked, strict=True):
+        values = np.empty((len(asked), columns.shape[1]))
+        for row, (j, *second) in zip(values, asked, strict=True):
             row[:] = columns[j] * columns[second[0]] if second else columns[j]
-        return told
+        return values
 
     def roots(self, piece: Piece) -> Array:
         """Return the columns that the guard judges, shape (q, N): the `judged` ones.
 
-        If products of columns that nothing else tells are summed, they are those columns themselves.
+        A statistic that sums products of columns, and not the columns themselves, returns these columns.
         """
-        return self.told(piece, self.judged)
+        return self.disclosed(piece, self.judged)
 
     def total(self, rows: Any) -> Sums:
         """Return the exact sums of the terms over all rows; products are made as they are summed."""

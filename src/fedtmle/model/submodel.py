@@ -68,7 +68,7 @@ class AbstractSubmodel(ABC):
         """
 
     @abstractmethod
-    def told_rows(self, eps: Array, part: Part = Part.GRADIENT) -> Iterator[PersonRows]:
+    def disclosed_rows(self, eps: Array, part: Part = Part.GRADIENT) -> Iterator[PersonRows]:
         """Yield the rows of consecutive people: w s X, or sqrt(w rho'') X, the root of a row's Hessian."""
 
     @abstractmethod
@@ -195,11 +195,11 @@ class GeneralisedLinear(AbstractRowsSubmodel):
         if self.n_rows >= FIRST_LOOK and space is None and enough > 0:
             bounds = self.row_bounds(eps, part)
         largest = largest_leverage(
-            lambda: self.told_rows(eps, part), space=space, bounds=bounds, enough=enough
+            lambda: self.disclosed_rows(eps, part), space=space, bounds=bounds, enough=enough
         )
         return Look(largest=largest, columns=columns, family=self.family)
 
-    def told_rows(self, eps: Array, part: Part = Part.GRADIENT) -> Iterator[PersonRows]:
+    def disclosed_rows(self, eps: Array, part: Part = Part.GRADIENT) -> Iterator[PersonRows]:
         for start in range(0, self.n_rows, LOOK_ROWS):
             rows = slice(start, start + LOOK_ROWS)
             X = self.X.part(rows) if isinstance(self.X, Scaled) else self.X[:, rows]
@@ -215,7 +215,7 @@ class GeneralisedLinear(AbstractRowsSubmodel):
         return np.array(self._columns)
 
     def row_bounds(self, eps: Array, part: Part = Part.GRADIENT) -> Array | None:
-        """Return bounds of the entries of `told_rows` by coordinate; None if the family knows none."""
+        """Return bounds of the entries of `disclosed_rows` by coordinate; None if the family knows none."""
         weight = self._largest_weight
         if part is Part.HESSIAN:
             bend = 1.0 if self.family is Family.LINEAR else self.family.curvature_ceiling
@@ -296,11 +296,11 @@ class StreamedLinear(AbstractSubmodel):
     ) -> Look:
         sizes = self.table.map(lambda batch: self.design(batch).column_sizes)
         columns = reduce(np.maximum, sizes, np.zeros(self.dim))
-        largest = largest_leverage(lambda: self.told_rows(eps, part), space=space, enough=enough)
+        largest = largest_leverage(lambda: self.disclosed_rows(eps, part), space=space, enough=enough)
         return Look(largest=largest, columns=columns, family=self.family)
 
-    def told_rows(self, eps: Array, part: Part = Part.GRADIENT) -> Iterator[PersonRows]:
-        for batch in self.table.map(lambda batch: list(self.design(batch).told_rows(eps, part))):
+    def disclosed_rows(self, eps: Array, part: Part = Part.GRADIENT) -> Iterator[PersonRows]:
+        for batch in self.table.map(lambda batch: list(self.design(batch).disclosed_rows(eps, part))):
             yield from batch
 
     def column_people(self, enough: int | None = None) -> IntArray:  # noqa: ARG002 - batches are read at once
@@ -310,7 +310,7 @@ class StreamedLinear(AbstractSubmodel):
         return _largest_mean_hessian(self.family, self.gram, self.n_rows, self.dim)
 
     def gradients_by_group(self, eps: Array, most: int) -> Iterator[tuple[int, Array]]:
-        """Yield as above, with at most ``most`` groups in each batch of the table."""
+        """Yield as `AbstractSubmodel` says, with at most ``most`` groups in each batch of the table."""
         for groups in self.table.map(lambda batch: list(self.design(batch).gradients_by_group(eps, most))):
             yield from groups
 

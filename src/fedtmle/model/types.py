@@ -68,7 +68,7 @@ def exponent(bound: float) -> int:
 
 
 def first(column: Array) -> Array:
-    """A column, or of a constant that takes no memory its first row."""
+    """Return the column; if it is a constant that takes no memory, its first row only."""
     return column[:1] if column.strides == (0,) else column
 
 
@@ -78,7 +78,7 @@ def is_one(column: Array) -> bool:
 
 
 def product(column: Array, factor: Array) -> Array:
-    """Row by row; where one of the two is one everywhere, the other itself, not to be written to."""
+    """Return the product row by row; if one of the two is one everywhere, the other: do not write to it."""
     if column.strides == (0,) and is_one(column):
         return factor
     return column if factor.strides == (0,) and is_one(factor) else column * factor

@@ -160,7 +160,7 @@ def _evaluated(term: RowTerms, local: Local, base: object, submodels: Submodels)
             return _numeric(lambda rows: inner.terms(term.view.of(rows)))
         case ColumnTerms():
             columns = term.columns
-            return _numeric(lambda rows: np.concatenate(list(columns.over(rows, columns.told)), axis=1))
+            return _numeric(lambda rows: np.concatenate(list(columns.over(rows, columns.disclosed)), axis=1))
 
 
 def _derivatives(term: Derivatives, local: Local, submodels: Submodels) -> _Evaluated:

@@ -85,7 +85,7 @@ class Task:
         return Near(known.values, known.distance + self.smoothness * norm(u - v))
 
     def left_after(self, share: float, expected: float) -> float:
-        """Return the norm of the gradient to expect after a share of the first step, given that of all."""
+        """Return the expected gradient norm after a share of the first step; ``expected`` is for all."""
         known = 0.0 if self.at_zero is None else norm(self.at_zero.values)
         return max(expected, (1.0 - share) * known)
 
@@ -175,7 +175,7 @@ def fit_coded(task: Task, u: Array, expected: float, curvature: Array) -> Flow[C
         if matrix is not None:
             curvature_round, metric = None, _Metric(factor=_factored(matrix + task.public_curvature()))
         if base is None or point.size < base.size or matrix is not None:
-            # What a step leaves of the gradient is about what the step before left, or as good as the matrix.
+            # Expect a step to shrink the gradient about as much as the last one did, or as the matrix allows.
             last = base.norm if base is not None else 0.0
             rate = (
                 min(2.0 * point.norm / last, 1.0) if last else FIRST_RATE if curvature_round is None else 1.0
@@ -233,8 +233,8 @@ def _evaluate(
             declinable=True,
         )
         queries: tuple[Query, ...] = (gradient, curvature)
-        pooled, told = yield JointQuery(queries)
-        matrix = None if told is None else curvature.matrix(told)
+        pooled, curved = yield JointQuery(queries)
+        matrix = None if curved is None else curvature.matrix(curved)
     else:
         pooled = yield gradient
     if pooled is None:

@@ -341,7 +341,7 @@ def _fit_coded(regression: Regression, glm: GLM, fitting: Fitting) -> Flow[Fitte
     step = np.zeros(task.dim) if factor is None else -solve_factored(factor, gradient)
     step *= min(1.0, LONGEST_STEP / (norm(step) or 1.0))
     scale = max(norm(gradient), min(norm(doubt), math.sqrt(max(np.diag(null).tolist()))))
-    if family is Family.GAUSSIAN:  # the step leaves what was in doubt, and what the curvature is off
+    if family is Family.GAUSSIAN:  # the doubt remains, and so does the error of the curvature
         scale = norm(doubt) + MISFIT * norm(gradient)
     fit = yield from fit_coded(task, start + step, scale, curvature)
     return fitted_model(regression, glm, fitting.levels, fit.eps, error=fit.error / unit, bits=fit.bits)

@@ -113,10 +113,10 @@ class StudyDetails:
     overlap: Overlap
     diagnostics: Diagnostics | None  # None if not wanted, or where each silo has its own law (Personalized)
     nuisances: Mapping[str, tuple[Fitted, ...]]
-    silos: ComparedSilos | None  # None where diagnostics are
+    silos: ComparedSilos | None  # None if ``diagnostics`` is
     missing: MissingCounts | None = None  # of the covariates that may be missing
     omitted: int = 0  # records left out, because their treatment is missing
-    imputed: tuple[Estimate, ...] = ()  # of each data set, where a covariate is imputed
+    imputed: tuple[Estimate, ...] = ()  # one per data set, if a covariate is imputed
     privacy: PrivacyAccount | None = None  # of a study with privacy, whose counts are noisy
 
     @property

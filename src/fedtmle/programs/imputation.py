@@ -326,8 +326,8 @@ def _regression(common: Chains, variable: ImputedVariable, formula: Formula, key
     draws = uniform_stream(stream_key(f"coefficients:{key}"))
     row_key = stream_key(f"records:{key}")
     try:
-        # Exact sums: a draw compares a probability with a number, so that fits which are only near each
-        # other would in some record give another value.
+        # Use exact sums: a draw compares a probability with a number, so two fits that differ slightly would
+        # give some record different values.
         fitted = yield from fit_exactly(regression, glm, common.levels, common.n)
         dispersion = {"number": 0.0, "count": 1.0 / variable.width}.get(variable.form, 1.0)
         if variable.form == "number" and isinstance(fitted, FittedGLM):

@@ -32,9 +32,9 @@ from fedtmle.targets.effects.prepare import EffectColumns
 
 LEAST_SHARE = 0.5  # floor of the sampling variance, as a share of its prediction
 LEAST_VARIANCE = 1e-12  # of the one-step terms of an outcome in [0, 1], whatever is predicted
-LARGEST_BIAS = 0.3  # of the standard error, beyond which an interval is labelled
-LARGEST_REMAINDER = 0.5  # of the variance, likewise
-LARGEST_INFLATION = 2.0  # of the width, likewise
+LARGEST_BIAS = 0.3  # share of the standard error; with a larger bias an interval is labelled
+LARGEST_REMAINDER = 0.5  # share of the variance; with a larger remainder an interval is labelled
+LARGEST_INFLATION = 2.0  # factor of the width; with a larger one an interval is labelled
 FEWEST_ROWS = 5.0  # of a stratum, in deviations of the noise of its row count; fewer are labelled
 
 
@@ -43,7 +43,7 @@ FEWEST_ROWS = 5.0  # of a stratum, in deviations of the noise of its row count; 
 class PrivacyAccount:
     """What privacy cost: the budget, the parts of the variance, and whether the interval is supported.
 
-    The variances are of each coordinate of psi, and ``places`` says where it is of: "" for everyone, or
+    The variances are of each coordinate of psi, and ``places`` names its population: "" for everyone, or
     "in" a stratum. ``expected`` is the variance of sampling that widths are compared with. ``bias`` is the
     expected bias by shrinkage of the models, in standard errors. ``truncated`` is the noisy number of rows in
     which the g of an arm was truncated, ``rows`` that of the rows in each stratum.
@@ -91,7 +91,7 @@ class PrivacyAccount:
         )
         strata = [each for each in dict.fromkeys(self.places) if each]
         if place and self.rows[strata.index(place)] < FEWEST_ROWS * self.rows_deviation:
-            yield "there are too few records to be told from the noise of their number"
+            yield "there are too few records compared with the noise of their number"
         if bias > LARGEST_BIAS:
             yield (
                 "the budget is too small for these covariates: the models are shrunk, with an expected bias "

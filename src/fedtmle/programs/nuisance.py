@@ -56,7 +56,7 @@ GRADIENT_GOAL = 2.0**-42  # gradient norm on unit-scaled columns
 LARGEST_GRADIENT = 1e-8  # a fit that stalls above this has not converged
 COLLINEAR_PIVOT = 1e-10  # treat columns as collinear if a pivot of the scaled Hessian is below this
 MINORITY_WEIGHT = 1e-9  # treat the response as constant if the minority's share of the weight is below this
-NARROW_SQUARE = 2.0**-24  # a column's mean square, of its declared range: less leaves too few digits
+NARROW_SQUARE = 2.0**-24  # least mean square of a column over its declared range: less leaves too few digits
 MAX_STEPS = 100
 MAX_HALVINGS = 50
 SMALLEST_DECREASE = 1e-4  # a step of length t lowers the norm by at least this share of t
@@ -435,8 +435,8 @@ def _step(
             if norm <= (1.0 - SMALLEST_DECREASE * length) * fit.norm:
                 hessian = fit.hessian
                 if with_hessian:
-                    told = unpack(sums[dim:].values(run.n), dim)
-                    hessian = told + run.problem.normaliser(None).hessian(eps) + pinned
+                    curvature = unpack(sums[dim:].values(run.n), dim)
+                    hessian = curvature + run.problem.normaliser(None).hessian(eps) + pinned
                 return NewtonPoint(
                     eps=eps,
                     gradient=gradient,

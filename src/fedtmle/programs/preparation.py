@@ -247,7 +247,7 @@ def prepare_effect(
 def score_bound(rule: Literal["auto"] | float | None, observed: int) -> float:
     """Return the bound on g: "auto" is 5/(sqrt(n) log n), n the number of observed outcomes, as in R's tmle.
 
-    No bound is above 1/2. None is no bound, 0.
+    No bound is above 1/2. None means no bound: 0 is returned.
     """
     n = max(observed, 2)
     floor = 5.0 / (math.sqrt(n) * kernels.log(float(n))) if rule == "auto" else float(rule or 0.0)

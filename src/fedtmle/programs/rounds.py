@@ -13,7 +13,7 @@ Rider = TypeVar("Rider")
 
 
 def together(flows: Sequence[Flow[Result]]) -> Flow[list[Result]]:
-    """Return the results of flows that go on side by side: each round carries one query of each."""
+    """Return the results of flows that run side by side: each round carries one query of each flow."""
     results: dict[int, Result] = {}
     waiting: dict[int, Query] = {}
     replies: dict[int, object] = dict.fromkeys(range(len(flows)))  # a fresh flow is started by sending None
@@ -35,7 +35,7 @@ def together(flows: Sequence[Flow[Result]]) -> Flow[list[Result]]:
 
 
 def both(first: Flow[Result], second: Flow[Rider]) -> Flow[tuple[Result, Rider]]:
-    """Return the results of two flows that go on side by side, as `together` does of flows of one type."""
+    """Return the results of two flows that run side by side, as `together` does for flows of one type."""
     flows: list[Flow[Result | Rider]] = [first, second]
     one, other = yield from together(flows)
     return cast("Result", one), cast("Rider", other)

@@ -51,7 +51,7 @@ FEWEST_IN_ARM = 10  # records with an outcome that a silo's own estimate needs i
 
 @dataclass(frozen=True, kw_only=True)
 class ComparedSilos:
-    """Tests of the models without the silo, and the silos' own estimates in the order of the roster."""
+    """Tests of the models that do not include the silo, and the silos' own estimates in roster order."""
 
     tests: tuple[SiteTest, ...]
     own: tuple[OwnEstimate, ...]

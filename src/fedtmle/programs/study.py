@@ -133,8 +133,8 @@ class Study:
     sums
         "rounded" fits the models by rounded gradients, coded as differences, and rounds all other sums,
         such that the estimate is within some ``fit_accuracy`` standard errors of that of pooled rows.
-        "exact" tells every sum to the last bit, Hessians included, and the result has the same bits in any
-        partition. "auto" is rounded with `Coded` and `OneStep`, and exact with the other algorithms.
+        "exact" discloses every sum to the last bit, Hessians included, and the result has the same bits in
+        any partition. "auto" is rounded with `Coded` and `OneStep`, and exact with the other algorithms.
     fit_accuracy
         The accuracy of rounded fits, in standard errors of the estimate.
     aggregation

@@ -89,7 +89,7 @@ class StartedTarget:
 
 @dataclass(frozen=True, kw_only=True)
 class BegunStudy:
-    """What a target starts from: the study, the roles of its columns, their levels, and n pooled records."""
+    """The start of a target: the study, the roles of its columns, their levels, and n pooled records."""
 
     study: Study
     columns: EffectColumns

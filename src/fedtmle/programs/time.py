@@ -329,7 +329,7 @@ def _counted(
     def hazard(cause: int) -> CountedHazard:
         risk, events = sums[f"at risk {cause}"], sums[f"events {cause}"]
         share = np.divide(events, risk, out=np.zeros_like(events), where=risk > 0)
-        if cause == 0:  # nobody is censored before a period in which all who are left die
+        if cause == 0:  # keep G above 0 after a period in which all who are left are censored
             share[share >= 1.0] = 1.0 - 2.0**-20
         return CountedHazard(
             columns=columns,

@@ -49,7 +49,7 @@ def about_combination(names: Sequence[str] | None, pieces: Pieces, space: RowSpa
         return f"One person is most of {_listed(named)}: {EXTREME.format(name=named[0])}."
     if any(people[j] < FEW for j in order):
         rare = [names[j] for j in order if people[j] < FEW]
-        return f"One person is most of what {_listed(rare)} tells: {RARE}."
+        return f"One person dominates {_listed(rare)}: {RARE}."
     return f"One person is most of a combination of {_listed(named)}: {SEVERAL}."
 
 

@@ -43,10 +43,10 @@ class FreshBatches:
 
         def pieces() -> Iterator[PersonRows]:
             start = 0
-            for piece in submodel.told_rows(eps):
+            for piece in submodel.disclosed_rows(eps):
                 stop = start + piece.rows.shape[1]
-                told = [piece.rows * counts[start:stop] for counts in self._counts.values()]
-                yield PersonRows(np.concatenate(told))
+                disclosed = [piece.rows * counts[start:stop] for counts in self._counts.values()]
+                yield PersonRows(np.concatenate(disclosed))
                 start = stop
 
         return largest_leverage(pieces, enough=enough)

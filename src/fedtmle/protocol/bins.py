@@ -152,13 +152,14 @@ class BinsCode(AbstractCode[Bins]):
     def write(self, value: Bins, out: BitWriter) -> None:
         for cell in chain(*value):
             out.uint(int(cell is not None), 1)
-        told = [(b, cell) for group in value for b, cell in enumerate(group) if cell is not None]
-        self.cells.write([b for b, _ in told], [(cell.count, *cell.units) for _, cell in told], out)
+        shown = [(b, cell) for group in value for b, cell in enumerate(group) if cell is not None]
+        self.cells.write([b for b, _ in shown], [(cell.count, *cell.units) for _, cell in shown], out)
 
     def read(self, bits: BitReader) -> Bins:
-        is_told = [[bool(bits.uint(1)) for _ in range(size)] for size in self.sizes]
-        cells = iter(self.cells.read([b for group in is_told for b, told in enumerate(group) if told], bits))
-        return tuple(tuple(_total(next(cells)) if told else None for told in group) for group in is_told)
+        is_shown = [[bool(bits.uint(1)) for _ in range(size)] for size in self.sizes]
+        places = [b for group in is_shown for b, shown in enumerate(group) if shown]
+        cells = iter(self.cells.read(places, bits))
+        return tuple(tuple(_total(next(cells)) if shown else None for shown in group) for group in is_shown)
 
 
 def _total(cell: Integers) -> BinTotal:
@@ -184,8 +185,8 @@ class PooledBinsCode(AbstractCode[PooledBins]):
         for cell in chain(*value):
             out.gamma((cell.silos - before,))
             before = cell.silos
-        told = [(b, cell) for group in value for b, cell in enumerate(group) if cell.silos]
-        self.cells.write([b for b, _ in told], [(cell.count, *cell.total.units) for _, cell in told], out)
+        shown = [(b, cell) for group in value for b, cell in enumerate(group) if cell.silos]
+        self.cells.write([b for b, _ in shown], [(cell.count, *cell.total.units) for _, cell in shown], out)
 
     def read(self, bits: BitReader) -> PooledBins:
         disclosing, silos = [], 0
@@ -197,8 +198,8 @@ class PooledBinsCode(AbstractCode[PooledBins]):
                     raise DecodeError("a count is out of its range")
                 group.append(silos)
             disclosing.append(group)
-        told = [b for group in disclosing for b, silos in enumerate(group) if silos]
-        cells = iter(self.cells.read(told, bits))
+        shown = [b for group in disclosing for b, silos in enumerate(group) if silos]
+        cells = iter(self.cells.read(shown, bits))
         return tuple(tuple(self._bin(silos, cells) for silos in group) for group in disclosing)
 
     def _bin(self, silos: int, cells: Iterator[Integers]) -> PooledBin:

@@ -224,8 +224,8 @@ class CalibrationQuery(AbstractQuery[SiloCurvature, Lattice]):
         return LatticeCode(dim=self.dim, delta=self.delta, C=self.C)
 
     def evaluations(self) -> tuple[Evaluation, ...]:
-        told = self.sent_dim > 1
-        return (Evaluation(self.problem, self.law, np.zeros(self.dim), curvature=told, is_coarse=True),)
+        is_matrix = self.sent_dim > 1
+        return (Evaluation(self.problem, self.law, np.zeros(self.dim), curvature=is_matrix, is_coarse=True),)
 
     @property
     def dim(self) -> int:

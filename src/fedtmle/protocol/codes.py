@@ -81,7 +81,7 @@ def fixed_width(largest: int) -> int:
 
 GOLOMB_ORDER_BITS = 5
 ELIAS_DELTA = (1 << GOLOMB_ORDER_BITS) - 1  # instead of an order: the integers are of very different sizes
-NOT_TOLD = ELIAS_DELTA - 1  # instead of an order: no integers follow (`Declinable`)
+DECLINED = ELIAS_DELTA - 1  # instead of an order: no integers follow (`Declinable`)
 
 
 def golomb_length(values: Iterable[int], order: int) -> int:
@@ -105,7 +105,7 @@ def golomb_order(values: Sequence[int]) -> int:
 @lru_cache(maxsize=512)  # each party that reads a message checks the order that its writer chose
 def _golomb_order(values: tuple[int, ...]) -> int:
     rests = [2 * a if a >= 0 else -2 * a - 1 for a in values]  # iota(a) - 1
-    centre = min((sum(rests) // max(len(rests), 1)).bit_length(), NOT_TOLD - 1)
+    centre = min((sum(rests) // max(len(rests), 1)).bit_length(), DECLINED - 1)
     orders: list[int] = [*range(max(centre - 2, 0), centre + 1), ELIAS_DELTA]
     return min(orders, key=lambda order: _golomb_length(rests, order))
 
@@ -525,7 +525,7 @@ class Golomb(AbstractCode[Integers]):
 class Declinable(AbstractCode[Integers | None]):
     """Integers in a code that begins with the order of a Golomb code, or None if the silo declined.
 
-    None is written in the place of the order (`NOT_TOLD`), so that integers cost no extra bit. It is not
+    None is written in the place of the order (`DECLINED`), so that integers cost no extra bit. It is not
     remembered.
     """
 
@@ -538,12 +538,12 @@ class Declinable(AbstractCode[Integers | None]):
 
     def write(self, value: Integers | None, out: BitWriter) -> None:
         if value is None:
-            out.uint(NOT_TOLD, GOLOMB_ORDER_BITS)
+            out.uint(DECLINED, GOLOMB_ORDER_BITS)
         else:
             self.code.write(value, out)
 
     def read(self, bits: BitReader) -> Integers | None:
-        if self.may_decline and bits.is_next(NOT_TOLD, GOLOMB_ORDER_BITS):
+        if self.may_decline and bits.is_next(DECLINED, GOLOMB_ORDER_BITS):
             bits.uint(GOLOMB_ORDER_BITS)
             return None
         return self.code.read(bits)

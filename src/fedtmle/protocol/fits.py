@@ -45,7 +45,7 @@ from fedtmle.protocol.query import (
 )
 from fedtmle.protocol.sums import mean_gradient, norm
 
-AVERAGE_STEPS = 16  # steps of an average in one step of a fit
+AVERAGE_STEPS = 16  # the lattice of averages is this many times finer than that of fits
 
 
 class Weighting(enum.StrEnum):
@@ -417,13 +417,13 @@ class FitQuery(AbstractQuery[FitAnswer, FitAverage]):
         if self.rule.lattice is not None:  # rounded: the gradient is zero within beta lambda sqrt(d)/2
             beta = float(np.linalg.norm(local.submodel(self.problem, self.law).curvature_ceiling(), 2))
             coarse = coarse + beta * self.rule.lattice * np.sqrt(self.dim) / 2
-        told = [(answer.eps, coarse)] if answer.eps.any() or answer.origin is None else []
+        disclosed = [(answer.eps, coarse)] if answer.eps.any() or answer.origin is None else []
         if answer.origin is not None:
-            told.append((zero, fine))
+            disclosed.append((zero, fine))
         return RowMeans(
             label="local fit",
-            terms=tuple(Derivatives(self.problem, self.law, eps, Part.GRADIENT) for eps, _ in told),
-            box=np.concatenate([box for _, box in told]),
+            terms=tuple(Derivatives(self.problem, self.law, eps, Part.GRADIENT) for eps, _ in disclosed),
+            box=np.concatenate([box for _, box in disclosed]),
         )
 
     def gap_bound(self, local: Local) -> float | None:

@@ -47,7 +47,7 @@ class AbstractLook(AbstractTotals[Integers, Integers]):
         return totals
 
     def pool(self, answers: Mapping[str, Integers], sizes: Mapping[str, int]) -> Integers:
-        groups = self.told_groups or (tuple(answers),)
+        groups = self.disclosed_groups or (tuple(answers),)
         members = ([answers[silo] for silo in group] for group in groups)
         return tuple(sum(column) for group in members for column in zip(*group, strict=True))
 
@@ -67,7 +67,7 @@ class PeopleQuery(AbstractLook):
         return "how many people have each column of a model, so that no sum over too few is asked for next"
 
     @property
-    def told_groups(self) -> Groups:
+    def disclosed_groups(self) -> Groups:
         return self.groups
 
     @property
@@ -225,7 +225,7 @@ class LookQuery(AbstractLook):
         return "sums of products of a model's rows, rounded coarsely, to judge the sums that are asked next"
 
     @property
-    def told_groups(self) -> Groups:
+    def disclosed_groups(self) -> Groups:
         return self.groups
 
     @property

@@ -42,17 +42,17 @@ from fedtmle.protocol.query import (
     AbstractQuery,
     Answer,
     CountCell,
+    DisclosedColumns,
     Evaluation,
     Local,
     Model,
     Phase,
     Pooled,
     Query,
-    ToldColumns,
 )
 from fedtmle.protocol.subjects import Union
 
-LAXEST = Policy()  # that a silo file can state
+LAXEST = Policy()  # the laxest policy that a silo file can state without a reason
 MOST_DECLINED = 4  # answers that a silo may decline in one study; each discloses a bit about its rows
 MOST_KEPT = 1 << 22  # numbers of disclosed columns to keep in memory; beyond, they are evaluated again
 MARGIN = 1.5  # factor by which a look should stay below the limit, so that it also holds at nearby points
@@ -223,7 +223,7 @@ class Guard:
                     if not self._may_decline(member, len(declined)):
                         raise
                     declined.add(id(member))
-            if not member.is_optional and not _may_tell(member, local, self.policy):
+            if not member.is_optional and not _may_disclose(member, local, self.policy):
                 raise RefusalError(Reason.POLICY, "min_people", about_answer(member.explanation))
         self._left_out = left_out(query, local, self.policy) | declined
 
@@ -334,10 +334,10 @@ class Guard:
                 space = looks.space(point, part, local, rule.left_out)
                 look = submodel.look(point.eps, part, enough=allowed / MARGIN, space=space)
                 if not look.largest <= allowed:
-                    if looks.groups.tells_shares:  # the own rows may suffice
+                    if looks.groups.discloses_shares:  # the own rows may suffice
                         return False
-                    told = partial(submodel.told_rows, point.eps, part)
-                    advice = about_combination(point.model.design_names, told, space)
+                    disclosed = partial(submodel.disclosed_rows, point.eps, part)
+                    advice = about_combination(point.model.design_names, disclosed, space)
                     raise RefusalError(Reason.POLICY, rule.floor, advice)
                 look = replace(look, columns=looks.sizes(point))
                 found.append(_Examined(point, look, look.radius(allowed)))
@@ -365,7 +365,7 @@ class Guard:
             space = looks.union_space(union, local, rule.left_out)
             if largest_leverage(lambda: union.rows(local), space=space) <= allowed:
                 continue
-            if looks.groups.tells_shares and largest_leverage(lambda: union.rows(local)) <= self._allowed:
+            if looks.groups.discloses_shares and largest_leverage(lambda: union.rows(local)) <= self._allowed:
                 continue  # the own rows suffice
             advice = about_combination(union.names, lambda: union.rows(local), space)
             raise RefusalError(Reason.POLICY, rule.floor, advice)
@@ -398,8 +398,8 @@ class Guard:
                 continue
             look = submodel.look(point.eps, part, enough=self._allowed / MARGIN)
             if not look.largest <= self._allowed:
-                told = partial(submodel.told_rows, point.eps, part)
-                advice = self._with_trust(about_combination(point.model.design_names, told))
+                disclosed = partial(submodel.disclosed_rows, point.eps, part)
+                advice = self._with_trust(about_combination(point.model.design_names, disclosed))
                 raise _NotHereError(Reason.POLICY, "min_people", advice)
             if is_batch and self._fresh is not None:
                 whole = local.submodel(point.model, point.law)
@@ -445,27 +445,27 @@ class Guard:
             raise RefusalError(Reason.BATCHES, "min_batch")
 
 
-def _largest_of_columns(told: ToldColumns, enough: float) -> float:
+def _largest_of_columns(disclosed: DisclosedColumns, enough: float) -> float:
     """Return the largest leverage in disclosed columns, or an upper bound that is at most ``enough``."""
-    pieces = _kept(told)
+    pieces = _kept(disclosed)
 
     def group(number: int) -> Iterator[PersonRows]:
         for piece in pieces():
-            size = (len(piece) - told.alone) // told.groups
+            size = (len(piece) - disclosed.alone) // disclosed.groups
             yield PersonRows(piece[number * size : (number + 1) * size])
 
-    largest = max(largest_leverage(partial(group, k), enough=enough) for k in range(told.groups))
-    if not told.alone:
+    largest = max(largest_leverage(partial(group, k), enough=enough) for k in range(disclosed.groups))
+    if not disclosed.alone:
         return largest
-    squares, most = np.zeros(told.alone), np.zeros(told.alone)
+    squares, most = np.zeros(disclosed.alone), np.zeros(disclosed.alone)
     for piece in pieces():
-        own = piece[len(piece) - told.alone :] ** 2
+        own = piece[len(piece) - disclosed.alone :] ** 2
         squares, most = squares + own.sum(axis=1), np.maximum(most, own.max(axis=1, initial=0.0))
     shares = np.divide(most, squares, out=np.zeros_like(most), where=squares > 0)
     return max(largest, float(shares.max(initial=0.0)))
 
 
-def _kept(told: ToldColumns) -> Callable[[], Iterable[Array]]:
+def _kept(disclosed: DisclosedColumns) -> Callable[[], Iterable[Array]]:
     """Return the pieces of disclosed columns, evaluated once if they take little memory.
 
     If all columns are judged together, only one of several identical columns is kept: the others add no
@@ -473,14 +473,14 @@ def _kept(told: ToldColumns) -> Callable[[], Iterable[Array]]:
     """
     kept: list[Array] = []
     size = 0
-    for piece in told.pieces():
+    for piece in disclosed.pieces():
         kept.append(piece)
         size += piece.size
         if size > MOST_KEPT:
-            return told.pieces
-    if not kept or told.groups > 1:
+            return disclosed.pieces
+    if not kept or disclosed.groups > 1:
         return lambda: kept
-    together = range(len(kept[0]) - told.alone)
+    together = range(len(kept[0]) - disclosed.alone)
     same = {k for k in together for j in range(k) if all(np.array_equal(p[j], p[k]) for p in kept)}
     if same:
         others = [k for k in range(len(kept[0])) if k not in same]
@@ -498,17 +498,17 @@ def _allowed(policy: Policy) -> float:
     return (1.0 + 1e-9) / policy.min_people
 
 
-def _may_tell(query: Query, local: Local, policy: Policy) -> bool:
+def _may_disclose(query: Query, local: Local, policy: Policy) -> bool:
     """Return whether every combination of the columns that a query asks for rests on enough people."""
-    if not policy.min_people > 0 or (told := query.told_columns(local)) is None:
+    if not policy.min_people > 0 or (disclosed := query.disclosed_columns(local)) is None:
         return True
-    return _largest_of_columns(told, _allowed(policy)) <= _allowed(policy)
+    return _largest_of_columns(disclosed, _allowed(policy)) <= _allowed(policy)
 
 
 def left_out(query: Query, local: Local, policy: Policy) -> frozenset[int]:
     """Return the identities of the optional members of a query that a silo may not answer."""
     optional = (member for member in query.members if member.is_optional)
-    return frozenset(id(member) for member in optional if not _may_tell(member, local, policy))
+    return frozenset(id(member) for member in optional if not _may_disclose(member, local, policy))
 
 
 def declined(query: AbstractQuery[Answer, Pooled], answer: Answer) -> frozenset[int]:
@@ -528,10 +528,10 @@ def suppressed(
         seen.add(id(member))
         return EVERYBODY if id(member) in left_out else _floor(policy, *member.floors)
 
-    told = query.suppress(answer, floor)
+    disclosed = query.suppress(answer, floor)
     if not seen.issuperset(left_out):
-        raise AssertionError("a member that may not be told was not found among those of the query")
-    return told
+        raise AssertionError("a member that may not be disclosed was not found among those of the query")
+    return disclosed
 
 
 def _evaluations(query: Query) -> Iterator[tuple[Phase, Evaluation]]:

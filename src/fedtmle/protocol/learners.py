@@ -203,7 +203,8 @@ class ModelsQuery(AbstractQuery[Models | None, tuple[Models | None, ...]]):
         if self.at is None:
             return tuple(answers.values())
         senders = [silo for silo, models in answers.items() if models is not None]
-        if self.at not in answers and (len(answers) > 1 or not senders):  # alone and sending: pooled rows
+        # A single silo that sends a model has the pooled rows.
+        if self.at not in answers and (len(answers) > 1 or not senders):
             raise InputError(absent_pilot(self.at))
         if self.at in answers and senders != [self.at]:
             raise ProtocolError(f"silo '{self.at}' alone is to send a model")

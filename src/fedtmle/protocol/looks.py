@@ -89,7 +89,7 @@ class LookGroups:
         return cls(tuple(tuple(ordered[k::count]) for k in range(count)), liars)
 
     @property
-    def tells_shares(self) -> bool:
+    def discloses_shares(self) -> bool:
         """Whether silos must be trusted, and so disclose how large a share of the sums they have."""
         return len(self.groups) == 1 and self.liars > 0
 
@@ -105,7 +105,7 @@ class LookGroups:
         choices = groups_left_out(self.groups, colluders, doubted)
         if choices is not None:
             return [Rule((), "min_pooled"), *(Rule(choice, "min_people") for choice in choices if choice)]
-        if trusts and self.tells_shares and set(doubted).isdisjoint(self.groups[0]):
+        if trusts and self.discloses_shares and set(doubted).isdisjoint(self.groups[0]):
             return [Rule((), "min_pooled"), Rule((), "min_people", colluders)]
         return None
 
@@ -169,7 +169,7 @@ class Looks:
             due = [(gram.subject, gram.whitened()) for gram in grams if not gram.is_resolved]
             if not due:
                 break
-        if self.groups.tells_shares:
+        if self.groups.discloses_shares:
             looked = tuple(gram for gram in self._known if any(gram.subject is each for each in subjects))
             shares = SharesQuery(grams=looked, silos=len(groups[0]), phase=phase)
             for gram in shares.judged((yield shares)):

@@ -3,8 +3,8 @@
 A round's query may have several members. Those that are pooled by addition share one packing of lanes. The
 others follow it as they are, if the silo's owner consents (`AbstractQuery.open_consent`).
 
-Totals over a group of silos (`AbstractQuery.told_groups`) consist only of what its silos sent: a silo of
-another group cannot alter them.
+Totals over a group of silos (`AbstractQuery.disclosed_groups`) consist only of what its silos sent, so that a
+silo of another group cannot alter them.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class MaskedForm:
     @property
     def groups(self) -> Groups:
         """The groups of silos whose totals are disclosed; () for the totals of all silos."""
-        return self.query.told_groups
+        return self.query.disclosed_groups
 
     def write(self, answer: object, n_rows: int, mask: Callable[[Packing, Integers, Groups], Masked]) -> Bits:
         """Return a silo's answer as bits: the masked lanes, the check, and the parts without a mask."""

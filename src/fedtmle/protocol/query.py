@@ -43,7 +43,7 @@ Pooled = TypeVar("Pooled")
 Result = TypeVar("Result")
 
 
-EVERYBODY = sys.maxsize  # the floor of an answer that is left out
+EVERYBODY = sys.maxsize  # as a floor, it leaves an answer out
 
 
 class Phase(enum.StrEnum):
@@ -73,7 +73,7 @@ class Local(Protocol):
 
     def moments(self, problem: Problem, law: Law) -> Sums: ...
 
-    def told_columns(self, problem: Problem, law: Law) -> Iterable[Array]:
+    def disclosed_columns(self, problem: Problem, law: Law) -> Iterable[Array]:
         """Return the columns of the closing sums, shape (p, N), piece by piece; they stay in the silo."""
         ...
 
@@ -115,8 +115,8 @@ class Evaluation(NamedTuple):
     @property
     def parts(self) -> tuple[Part, ...]:
         """The derivatives of the rows' loss that are disclosed at this point."""
-        told = ((Part.GRADIENT, self.gradient), (Part.HESSIAN, self.curvature))
-        return tuple(part for part, is_told in told if is_told)
+        parts = ((Part.GRADIENT, self.gradient), (Part.HESSIAN, self.curvature))
+        return tuple(part for part, is_disclosed in parts if is_disclosed)
 
 
 @dataclass(frozen=True)
@@ -316,7 +316,7 @@ class AbstractQuery(ABC, Generic[Answer, Pooled]):
         """Return the sums in the answer that count people."""
         return ()
 
-    def told_columns(self, local: Local) -> ToldColumns | None:
+    def disclosed_columns(self, local: Local) -> DisclosedColumns | None:
         """Return the columns whose sums the answer consists of; None if they are judged otherwise.
 
         Squares and products of disclosed columns are left out: `model.leverage` says how they count.
@@ -382,7 +382,7 @@ class AbstractQuery(ABC, Generic[Answer, Pooled]):
         return None
 
     @property
-    def told_groups(self) -> tuple[tuple[str, ...], ...]:
+    def disclosed_groups(self) -> tuple[tuple[str, ...], ...]:
         """The groups of silos whose totals are disclosed, each in its own lanes; () for all silos' totals.
 
         Only the silos of a group share the masks of its totals, so that no other silo can add to them.
@@ -434,7 +434,7 @@ class AbstractQuery(ABC, Generic[Answer, Pooled]):
 Query: TypeAlias = AbstractQuery[Any, Any]
 
 
-class ToldColumns(NamedTuple):
+class DisclosedColumns(NamedTuple):
     """Columns whose sums are disclosed: each call of ``pieces`` yields consecutive rows, shape (p, N) each.
 
     The last ``alone`` of them are judged one by one, the others together, or in ``groups`` of equal size.
@@ -595,12 +595,12 @@ class MomentsQuery(IntegerSums):
             is_initial=self.phase is Phase.CALIBRATION,
         )
 
-    def told_columns(self, local: Local) -> ToldColumns:
+    def disclosed_columns(self, local: Local) -> DisclosedColumns:
         # Predictions are smooth functions of the same few covariates, so that their differences are small.
-        return ToldColumns(
-            lambda: local.told_columns(self.problem, self.law),
-            alone=self.problem.told_predictions,
-            groups=self.problem.told_groups,
+        return DisclosedColumns(
+            lambda: local.disclosed_columns(self.problem, self.law),
+            alone=self.problem.disclosed_predictions,
+            groups=self.problem.disclosed_groups,
         )
 
     def row_means(self, answer: Sums, local: Local) -> RowMeans:

@@ -59,12 +59,12 @@ class AbstractSubject(ABC):
         vectors = self.combinations
         found = np.zeros(len(vectors), dtype=np.int64)
         for piece in self.rows(local):
-            told = (vectors @ piece.rows) != 0
+            is_in = (vectors @ piece.rows) != 0
             if piece.counts is not None:  # a person counts if any of their rows does
-                ends = np.concatenate([np.zeros((len(told), 1), np.int64), told.cumsum(axis=1)], axis=1)
+                ends = np.concatenate([np.zeros((len(is_in), 1), np.int64), is_in.cumsum(axis=1)], axis=1)
                 stops = np.cumsum(piece.counts)
-                told = ends[:, stops] > ends[:, stops - piece.counts]
-            found += told.sum(axis=1)
+                is_in = ends[:, stops] > ends[:, stops - piece.counts]
+            found += is_in.sum(axis=1)
         return found
 
     @abstractmethod
@@ -113,7 +113,7 @@ class Subject(AbstractSubject):
         return math.exp(delta) if family is Family.LOGISTIC else (1.0 - delta / LEAST_RESIDUAL) ** -2
 
     def rows(self, local: Local) -> Iterator[PersonRows]:
-        return local.submodel(self.point.model, self.point.law).told_rows(self.point.eps, self.part)
+        return local.submodel(self.point.model, self.point.law).disclosed_rows(self.point.eps, self.part)
 
 
 @final
@@ -159,10 +159,11 @@ class Union(AbstractSubject):
         return 1.0
 
     def rows(self, local: Local) -> Iterator[PersonRows]:
-        told = (
-            local.submodel(model, None).told_rows(np.zeros(model.dim), Part.GRADIENT) for model in self.models
+        disclosed = (
+            local.submodel(model, None).disclosed_rows(np.zeros(model.dim), Part.GRADIENT)
+            for model in self.models
         )
-        for pieces in zip(*told, strict=True):
+        for pieces in zip(*disclosed, strict=True):
             rows = np.stack([pieces[k].rows[j] for k, j in self.columns.values()])
             yield PersonRows(rows, pieces[0].counts)
 

@@ -29,6 +29,7 @@ from fedtmle.protocol.query import (
     ColumnTerms,
     CountCell,
     Derivatives,
+    DisclosedColumns,
     Evaluation,
     IntegerSums,
     KnownLaw,
@@ -38,7 +39,6 @@ from fedtmle.protocol.query import (
     Phase,
     Query,
     RowMeans,
-    ToldColumns,
     law_at,
 )
 
@@ -177,11 +177,11 @@ class TallyQuery(IntegerSums):
     def suppress(self, answer: Sums, floor: Callable[[Query], int]) -> Sums:
         return zero_sums(self.shifts) if self.optional and floor(self) == EVERYBODY else answer
 
-    def told_columns(self, local: Local) -> ToldColumns | None:
+    def disclosed_columns(self, local: Local) -> DisclosedColumns | None:
         columns = self.columns
         if not columns.judged:
             return None
-        return ToldColumns(lambda: local.evaluate(lambda rows: columns.over(rows, columns.roots)))
+        return DisclosedColumns(lambda: local.evaluate(lambda rows: columns.over(rows, columns.roots)))
 
     def answer(self, local: Local) -> Sums:
         return local.evaluate(self.columns.total).rounded(self.shifts)

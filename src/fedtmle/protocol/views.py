@@ -17,6 +17,7 @@ from fedtmle.protocol.masks import Lane
 from fedtmle.protocol.query import (
     AbstractQuery,
     CountCell,
+    DisclosedColumns,
     Evaluation,
     Flow,
     JointQuery,
@@ -26,7 +27,6 @@ from fedtmle.protocol.query import (
     Query,
     Retirement,
     RowMeans,
-    ToldColumns,
     View,
     ViewedTerms,
 )
@@ -108,8 +108,8 @@ class ViewedQuery(AbstractQuery[object, object]):
     def cells(self) -> Iterable[CountCell]:
         return self.query.cells()
 
-    def told_columns(self, local: Local) -> ToldColumns | None:
-        return self.query.told_columns(self.rows_of(local))
+    def disclosed_columns(self, local: Local) -> DisclosedColumns | None:
+        return self.query.disclosed_columns(self.rows_of(local))
 
     @property
     def floors(self) -> tuple[str, ...]:

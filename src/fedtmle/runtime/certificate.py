@@ -444,7 +444,7 @@ def personal_checks(followed: Sequence[FitRound], rounds: Sequence[Averaging]) -
     retired = math.fsum(itertools.accumulate(r.retired_bound for r in followed))
     forfeited = [personalized.averaging_bound(r.quadratic_bound, r.fourth_order_bound) for r in rounds]
     bound = personalized.convergence_bound(personal_loss_budget(followed), forfeited, retired)
-    finite = bound if math.isfinite(bound) else None  # a silo left by noise where its loss has no curvature
+    finite = bound if math.isfinite(bound) else None  # a silo may retire by noise where its loss is flat
     return (
         *_check(label, tightest.error, tightest.quadratic_bound, "lem:local-fourth-order", basis),
         *_check(f"{label}, 4th", tightest.error, tightest.fourth_order_bound, fourth, Basis.PATH),

@@ -15,7 +15,7 @@ from fedtmle.protocol.plan import Plan
 from fedtmle.protocol.policy import UNGUARDED, Policy
 from fedtmle.protocol.query import Query
 from fedtmle.runtime.journal import Journal
-from fedtmle.runtime.ledger import Ledger, Told
+from fedtmle.runtime.ledger import Ledger, StudyScope
 from fedtmle.runtime.signing import SigningKey
 
 utc_now = functools.partial(datetime.datetime.now, datetime.UTC)
@@ -28,8 +28,8 @@ class Memory(Protocol):
         """Return the key of the policy that forbids this study after the earlier ones, or an empty string."""
         ...
 
-    def told(self, plan: Plan, /) -> Told:
-        """Store which rows the silo has now; return what the ledger records of a study with this plan."""
+    def record_scope(self, plan: Plan, /) -> StudyScope:
+        """Store which rows the silo has now; return the scope of a study with this plan, for the ledger."""
         ...
 
 

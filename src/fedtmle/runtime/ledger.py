@@ -38,8 +38,8 @@ class ReadColumn(msgspec.Struct, frozen=True, array_like=True):
     source: str
 
 
-class Told(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a study's answers were about: the version of the rows, the columns, and the silos in the study.
+class StudyScope(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The scope of a study's answers: the version of the rows, the columns, and the silos in the study.
 
     ``roster`` has the public keys of each silo in hexadecimal, or its name if it has none; ``own`` is this
     silo's entry. ``groups`` are groups of silos whose totals were disclosed too. ``zcdp`` is the budget of
@@ -81,7 +81,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     plan: str = ""  # the study's plan, in hexadecimal
     data: str = ""  # a digest of plan and rows, which stays at the silo
     explanation: str = ""  # the query in words, as `preview` has it; of a refusal, columns and remedy
-    told: Told | None = None  # with a study's first answer
+    told: StudyScope | None = None  # with a study's first answer
 
 
 class LedgerLine(TypedDict):
@@ -109,7 +109,7 @@ class LedgerLine(TypedDict):
     plan: NotRequired[str]
     data: NotRequired[str]
     explanation: NotRequired[str]
-    told: NotRequired[Told | None]
+    told: NotRequired[StudyScope | None]
     previous: str
     hash: str
 
@@ -152,8 +152,8 @@ class Ledger:
             raise JournalError(f"{self.path}: the line could not be written; is the disk full?") from None
         self.count, self._head = self.count + 1, head
 
-    def _check_budget(self, plan: str, record: Told, max_epsilon: float) -> None:
-        earlier = [each.zcdp for digest, (_, each) in told(read(self.path)).items() if digest != plan]
+    def _check_budget(self, plan: str, record: StudyScope, max_epsilon: float) -> None:
+        earlier = [each.zcdp for digest, (_, each) in scopes(read(self.path)).items() if digest != plan]
         if epsilon_taken([*earlier, record.zcdp]) > max_epsilon:
             raise JournalError(
                 f"{self.path}: another study has taken what was left of max_epsilon_total = {max_epsilon:g}"
@@ -201,23 +201,23 @@ class Ledger:
                 line.get("plan") == plan and line["decision"] == "answered" for line in read(self.path)
             )
 
-    def told(self) -> dict[str, tuple[str, Told]]:
-        """Return what each study was told of, and when it was, by its plan in hexadecimal."""
+    def scopes(self) -> dict[str, tuple[str, StudyScope]]:
+        """Return the time of each study's first answer and the study's scope, by its plan in hexadecimal."""
         with Held(self._file):
-            return told(read(self.path))
+            return scopes(read(self.path))
 
     def close(self) -> None:
         self._file.close()
 
 
-def told(lines: Iterable[LedgerLine]) -> dict[str, tuple[str, Told]]:
-    """Return what each study was told of, and when it was, by its plan in hexadecimal."""
+def scopes(lines: Iterable[LedgerLine]) -> dict[str, tuple[str, StudyScope]]:
+    """Return the time of each study's first answer and the study's scope, by its plan in hexadecimal."""
     each = ((line.get("plan", ""), line["time"], line.get("told")) for line in lines)
     return {plan: (time, record) for plan, time, record in each if record is not None}
 
 
 def epsilon_taken(budgets: Iterable[str]) -> float:
-    """Return the epsilon, at the owner's delta, of studies with these budgets (`Told.zcdp`) together.
+    """Return the epsilon, at the owner's delta, of studies with these budgets (`StudyScope.zcdp`) together.
 
     Every study counts as if it were about the same people. Budgets are added as zCDP and converted once;
     those of studies without noise are empty and left out.

@@ -1,18 +1,19 @@
-"""What a silo remembers of its rows and rosters across studies, and what studies disclose together.
+"""A silo's memory of its rows and rosters across studies, and what studies disclose together.
 
 A file for each version of the data holds a keyed digest of every record, sorted. The key is derived from the
 silo's secret and never leaves it, so that nobody else can test a guess against the file. The ledger's line of
-a study's first answer names the version, the columns and the silos that took part (`Told`).
+a study's first answer names the version, the columns and the silos that took part (`StudyScope`).
 
-**Refreshed data.** Two studies over the same columns, before and after a refresh, tell the difference of
-their sums: that of the records which came, went or were corrected. Write t_i for the studies that record i is
-in. A combination of the studies' sums is made, in effect, of 1 / max h_i people, where
-h_i = t_i^T (sum t t^T)^+ t_i is the leverage (`model.leverage`). A corrected record is one person in two
-versions, so that the records of two versions also count by the larger of those that came and went.
+**Refreshed data.** Two studies over the same columns, before and after a refresh, disclose the difference of
+their sums, which is over the records that came, went or were corrected. Write t_i for the studies that record
+i is in. A combination of the studies' sums is made, in effect, of 1 / max h_i people, where h_i = t_i^T (sum
+t t^T)^+ t_i is the leverage (`model.leverage`). A corrected record is one person in two versions, so that the
+records of two versions also count by the larger of those that came and went.
 
-**Rosters.** Under masks a study tells totals over its silos. Take the matrix with a row for each study and a
-column for each silo, 1 where the silo took part. The totals of a set of silos follow from the studies if the
-row space holds a vector that is zero elsewhere, which is so if the columns elsewhere have a smaller rank.
+**Rosters.** Under masks a study discloses totals over its silos. Take the matrix with a row for each study
+and a column for each silo, 1 where the silo took part. The totals of a set of silos follow from the studies
+if the row space holds a vector that is zero elsewhere, which is so if the columns elsewhere have a smaller
+rank.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from fedtmle.protocol.policy import lowered_limit
 from fedtmle.protocol.query import Query
 from fedtmle.runtime.journal import Journal
 from fedtmle.runtime.keeper import Keeper
-from fedtmle.runtime.ledger import Entry, Ledger, Told, text
+from fedtmle.runtime.ledger import Entry, Ledger, StudyScope, text
 
 
 class Record(msgspec.Struct, frozen=True, array_like=True):
@@ -68,7 +68,7 @@ class Records:
         self, name: str, position: Position, guard: Guard, keeper: Keeper, *, plan: bytes, data: bytes
     ) -> None:
         self._plan, self._data = plan.hex(), data
-        self.told: Told | None = None  # of the study, once it is known who takes part
+        self.told: StudyScope | None = None  # of the study, once it is known who takes part
         self.broken = False  # the silo's state is ahead of its journal; only a restart repairs that
         self._name = name
         self._position = position

@@ -189,21 +189,21 @@ def _follow(
                 raise DecodeError("transcript: an answer comes before its question")
             if plan.is_masked:
                 if local is not None:
-                    again = _told(follower.query, local, policy)
+                    again = _released(follower.query, local, policy)
                     masks.compare(follower, again, local, reply)
                     answered.append(AnsweredQuery(query=follower.query, answer=again))
                 continue
             query, bits, before = follower.query, reply.payload.bits(), replace(uplink)
             answer = uplink.decode(query.answer_code, bits)  # first: another study's cannot be decoded
             if local is not None:
-                again = _told(query, local, policy, declined(query, answer))
+                again = _released(query, local, policy, declined(query, answer))
                 if before.encode(query.answer_code, again) != bits:
                     raise InputError(_OTHER_ROWS.format(local.name))
             answered.append(AnsweredQuery(query=query, answer=answer))
     return tuple(answered), n
 
 
-def _told(query: Query, local: Local, policy: Policy, declined: frozenset[int] = frozenset()) -> object:
+def _released(query: Query, local: Local, policy: Policy, declined: frozenset[int] = frozenset()) -> object:
     """Return the answer to a query as it leaves a silo under ``policy``, without the members ``declined``."""
     return suppressed(query, query.answer(local), policy, left_out(query, local, policy) | declined)
 

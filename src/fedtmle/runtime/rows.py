@@ -93,8 +93,8 @@ class LocalRows:
     def moments(self, problem: Problem, law: object) -> Sums:
         return problem.moments(law, self._rows)
 
-    def told_columns(self, problem: Problem, law: object) -> Iterable[Array]:
-        return problem.told_columns(law, self._rows)
+    def disclosed_columns(self, problem: Problem, law: object) -> Iterable[Array]:
+        return problem.disclosed_columns(law, self._rows)
 
     def estimate(self, problem: Problem, law: object) -> Estimate:
         return problem.finish(law, self.moments(problem, law), self.n_rows)

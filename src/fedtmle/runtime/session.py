@@ -236,7 +236,7 @@ class Session:
         self._relayed: tuple[SignedAnswer, ...] = ()  # the last masked answers, in the order of the roster
         self._tolerance: float | None = None  # once it is settled
         self._targeted: list[tuple[Query, object]] = []  # the rounds in which a law was moved or closed
-        self._may_use = True  # what was pooled
+        self._may_use = True  # whether the pooled values may be used
 
     def run(self) -> Finished:
         """Run the plan from the first message to the last; an error of the rounds says how far it got."""

@@ -261,7 +261,7 @@ class Silo:
     def _check_standing(self, message: messages.Request, time: datetime.datetime) -> None:
         """Check that the owner still allows this study at all."""
         if isinstance(message, Close | Compare):
-            return  # these ask nothing
+            return  # these requests ask no query
         keeper, plan = self._keeper, self._plan
         if keeper.approves is not None and not keeper.approves(plan.digest):
             raise RefusalError(Reason.NOT_APPROVED, "approval")
@@ -338,7 +338,7 @@ class Silo:
             self._rows = self._read(self._joined)
         self._rows.place(self._plan.first_row(self.name, message.first_row))
         if self._records is not None and self._keeper.memory is not None:
-            self._records.told = self._keeper.memory.told(self._joined)
+            self._records.told = self._keeper.memory.record_scope(self._joined)
         position.n = message.n
         position.follower = self.follow(self._joined, message.n)
 

@@ -1,4 +1,4 @@
-"""Everything that an owner approves: the whole of a study, its silos, its past, and what it would tell.
+"""Everything that an owner approves: the whole study, its silos, earlier studies, and what it would disclose.
 
 The owner's command shows it and asks. It is read from the plan that the digest names, never from the text of
 a study, and judged by the rules of the run: a rehearsal under the policy, and what the silo remembers.
@@ -42,7 +42,7 @@ class ShownMember:
     """A silo of the roster; ``vouched``: whether the owner's file `peers` has its keys, None without one."""
 
     name: str
-    fingerprints: tuple[str, ...]  # of its keys for signatures and for masks
+    fingerprints: tuple[str, ...]  # fingerprints of its keys for signatures and for masks
     vouched: bool | None
 
 
@@ -64,9 +64,9 @@ class Approval:
     ``parts`` are the target, models and settings by name; ``literals`` the formulas' terms with numbers
     inside I(). ``risk`` has the audit's finding for each column and attacker; if there is none, ``unaudited``
     says why. ``answered`` has the answers and numbers that already left for this plan.
-    ``conflicts`` say why the study may not follow the earlier ones. ``bits`` is what it would tell of each
-    column, and ``spent`` what the earlier ones told. ``budget`` is that of a study with noise. ``lowered``
-    are the limits of the owner's policy that are laxer than the package's own, with the reasons.
+    ``conflicts`` say why the study may not follow the earlier ones. ``bits`` is what it would disclose
+    of each column, and ``spent`` what the earlier ones disclosed. ``budget`` is that of a study with noise.
+    ``lowered`` are the limits of the owner's policy that are laxer than the package's own, with the reasons.
     """
 
     title: str
@@ -75,7 +75,7 @@ class Approval:
     expires: str
     server: str
     is_masked: bool
-    groups: tuple[int, ...]  # how many silos are in each that judges its rows together
+    groups: tuple[int, ...]  # sizes of the groups of silos that judge their rows together
     colluders: int
     goes_on: bool
     silo: str
@@ -104,7 +104,7 @@ def review(file: StudyFile, home: Home) -> Approval:
     plan, study = file_plan(file), file.study
     view = preview(plan, home.file)
     findings, bits, unaudited = _audit(file, home, view.n_rows)
-    told = home.earlier()
+    earlier, own = home.earlier(), plan.digest.hex()
     memory = home.memory(plan)
     sources = {column.source for column in memory.columns}
     named = {column.name: column.source for column in memory.columns}
@@ -138,7 +138,7 @@ def review(file: StudyFile, home: Home) -> Approval:
                 time=account.first,
                 answers=account.answers,
                 numbers=account.numbers,
-                shares=account.plan in told and bool(told[account.plan][1].sources & sources),
+                shares=account.plan in earlier and bool(earlier[account.plan][1].sources & sources),
             )
             for account in accounts_here
             if account.plan != plan.digest.hex() and account.answers
@@ -148,8 +148,8 @@ def review(file: StudyFile, home: Home) -> Approval:
         risk=findings,
         unaudited=unaudited,
         bits=by_source,
-        spent=spent_bits({p: t for p, t in told.items() if p != plan.digest.hex()}, home.approvals.current()),
-        budget=OwnersBudget.of(plan, told, policy),
+        spent=spent_bits({p: s for p, s in earlier.items() if p != own}, home.approvals.current()),
+        budget=OwnersBudget.of(plan, earlier, policy),
         lowered=tuple(map(lowered_limit, policy.lowered)),
     )
 

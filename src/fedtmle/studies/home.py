@@ -166,11 +166,11 @@ class Home:
         return (self.file.path.with_suffix(".fedtmle") / "ledger.jsonl").exists()
 
     def earlier(self) -> Earlier:
-        """Return what each study so far was told of, by its plan, from the ledger."""
+        """Return the scope of each earlier study, by its plan, from the ledger."""
         if not self.has_past:
             return {}
         with closing(Ledger(self.ledger_path, key=self.key)) as ledger:
-            return ledger.told()
+            return ledger.scopes()
 
     def memory(self, plan: Plan, table: AnyTable | None = None) -> SiloMemory:
         """Return what this silo remembers; ``table`` has its rows as the study of ``plan`` reads them."""

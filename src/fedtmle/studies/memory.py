@@ -1,8 +1,8 @@
-"""A study held against the earlier ones of a silo: refreshed rows, rosters, and what `risk` adds up to.
+"""Compare a study with the earlier ones of a silo: refreshed rows, rosters, and the sum of what `risk` found.
 
-The ledger has what each study was told of (`runtime.memory`), the approvals what `risk` found beforehand. The
-owner sees the conflicts when approving a plan; the silo refuses by the same rule when the study opens, and
-again before its first answer.
+The ledger has the scope of each study (`runtime.ledger.StudyScope`), the approvals what `risk` found
+beforehand. The owner sees the conflicts when approving a plan; the silo refuses by the same rule when the
+study opens, and again before its first answer.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from fedtmle.model.table import AnyTable, Table
 from fedtmle.protocol.plan import Member, Plan
 from fedtmle.protocol.policy import Policy
 from fedtmle.runtime.approvals import Decision
-from fedtmle.runtime.ledger import ReadColumn, Told, epsilon_taken
+from fedtmle.runtime.ledger import ReadColumn, StudyScope, epsilon_taken
 from fedtmle.runtime.memory import Digests, RowStore, fewest_people, isolated, row_digests
 from fedtmle.studyfile.file import study_of
 from fedtmle.studyfile.schema import schema_of
 
-Earlier = Mapping[str, tuple[str, Told]]  # by plan: when it was told, and of what
+Earlier = Mapping[str, tuple[str, StudyScope]]  # by plan: the time of its first answer, and its scope
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,14 +55,14 @@ class OwnersBudget:
         privacy = plan.program.privacy
         if privacy is None:
             return None
-        told = [each for digest, (_, each) in earlier.items() if digest != plan.digest.hex()]
+        scopes = [each for digest, (_, each) in earlier.items() if digest != plan.digest.hex()]
         own = str(privacy.taken)
         return cls(
             study=privacy.owners_epsilon,
-            before=epsilon_taken([each.zcdp for each in told]),
-            total=epsilon_taken([own, *(each.zcdp for each in told)]),
+            before=epsilon_taken([each.zcdp for each in scopes]),
+            total=epsilon_taken([own, *(each.zcdp for each in scopes)]),
             limit=policy.max_epsilon_total,
-            exact=sum(not each.zcdp for each in told),
+            exact=sum(not each.zcdp for each in scopes),
         )
 
     def __str__(self) -> str:
@@ -99,13 +99,13 @@ class SiloMemory:
         """Return the key of the policy by which this study may not follow the earlier ones, or nothing."""
         return next((each.key for each in self.conflicts(plan)), "")
 
-    def told(self, plan: Plan) -> Told:
-        """Store which rows the silo has now; return what the ledger records of a study with this plan."""
+    def record_scope(self, plan: Plan) -> StudyScope:
+        """Store which rows the silo has now; return the scope of a study with this plan, for the ledger."""
         columns = read_columns(plan, self.file)
         digests = self._digests(columns)
         if digests is None:
             raise AssertionError("a silo has the columns of the study that it takes part in")
-        return Told(rows=self.store.keep(digests), **_about(plan, columns, self.file.name))
+        return StudyScope(rows=self.store.keep(digests), **_about(plan, columns, self.file.name))
 
     def conflicts(self, plan: Plan, bits: Mapping[str, float] | None = None) -> tuple[Conflict, ...]:
         """Return every reason why a study by ``plan`` may not follow the earlier ones.
@@ -113,12 +113,12 @@ class SiloMemory:
         ``bits`` is what `risk` found of each column, by default what the approval of the plan has.
         """
         own = plan.digest.hex()
-        earlier = {digest: told for digest, told in self.earlier().items() if digest != own}
+        earlier = {digest: scope for digest, scope in self.earlier().items() if digest != own}
         columns = read_columns(plan, self.file)
         sources = frozenset(column.source for column in columns)
-        alike = {digest: (time, told) for digest, (time, told) in earlier.items() if told.sources & sources}
+        alike = {digest: each for digest, each in earlier.items() if each[1].sources & sources}
         # The difference of two studies is covered by the noise of either.
-        exact = {} if plan.program.privacy else {d: told for d, told in alike.items() if not told[1].zcdp}
+        exact = {} if plan.program.privacy else {d: scope for d, scope in alike.items() if not scope[1].zcdp}
         return (
             *self._refreshed(exact),
             *self._rosters(plan, columns, alike),
@@ -127,11 +127,11 @@ class SiloMemory:
         )
 
     def _refreshed(self, alike: Earlier) -> Sequence[Conflict]:
-        """Return whether few people differ between the rows of earlier studies and those of today."""
+        """Return a conflict if few people differ between the rows of earlier studies and those of today."""
         floor, conflicts = self.file.policy.min_people, []
         by_columns: dict[tuple[ReadColumn, ...], dict[str, str]] = {}
-        for digest, (_, told) in alike.items():
-            by_columns.setdefault(told.columns, {})[told.rows] = digest
+        for digest, (_, scope) in alike.items():
+            by_columns.setdefault(scope.columns, {})[scope.rows] = digest
         for columns, versions in by_columns.items():
             today = self._digests(columns)
             if today is None:
@@ -153,24 +153,24 @@ class SiloMemory:
         return conflicts
 
     def _rosters(self, plan: Plan, columns: tuple[ReadColumn, ...], alike: Earlier) -> Sequence[Conflict]:
-        """Return whether the totals of few silos follow from this study's rosters and the earlier ones'."""
+        """Return a conflict if totals of few silos follow from the rosters of this study and earlier ones."""
         if not plan.is_masked:  # the server reads each silo's own sums anyway
             return ()
         colluders = self.file.policy.colluders
-        about = Told(rows="", **_about(plan, columns, self.file.name))
-        masked = [told for _, told in alike.values() if told.is_masked]
+        about = StudyScope(rows="", **_about(plan, columns, self.file.name))
+        masked = [scope for _, scope in alike.values() if scope.is_masked]
         before, exact = [], []
-        for told in masked:
-            totals = self._totals(told, has_noise=bool(told.zcdp or about.zcdp))
+        for scope in masked:
+            totals = self._totals(scope, has_noise=bool(scope.zcdp or about.zcdp))
             before += totals
-            exact += totals if about.zcdp or not told.zcdp else []
+            exact += totals if about.zcdp or not scope.zcdp else []
         silos = isolated([*before, *self._totals(about, has_noise=bool(about.zcdp))], colluders)
-        # What follows from earlier studies already is told; with noise it was not told exactly.
+        # Totals that follow from earlier studies are known already, but not exactly if these had noise.
         if silos is None or (exact and isolated(exact, colluders) == silos):
             return ()
         names = {_identity(member): member.name for member in plan.roster} | {about.own: self.file.name}
         words = " and ".join(f"'{names.get(silo, silo[:16])}'" for silo in silos)
-        known = ", ".join(digest[:16] for digest, (_, told) in alike.items() if told.is_masked)
+        known = ", ".join(digest[:16] for digest, (_, scope) in alike.items() if scope.is_masked)
         return (
             Conflict(
                 key="colluders",
@@ -180,27 +180,27 @@ class SiloMemory:
             ),
         )
 
-    def _totals(self, told: Told, *, has_noise: bool) -> list[frozenset[str]]:
+    def _totals(self, scope: StudyScope, *, has_noise: bool) -> list[frozenset[str]]:
         """Return the silos behind each total of a study, less those whose sums the server knows by itself.
 
         Silos that the owner does not vouch for may be the server's own. This silo's rows are another unknown
         if they changed since, unless the noise of that study, or of the one at hand, covers the change.
         """
         vouched = {
-            silo for silo in told.roster if self.peers is None or silo in {key.hex() for key in self.peers}
+            silo for silo in scope.roster if self.peers is None or silo in {key.hex() for key in self.peers}
         }
-        today = self._digests(told.columns) if told.rows and not has_noise else None
-        is_changed = today is not None and self.store.name(today) != told.rows
-        others = vouched - {told.own}
-        own = told.own + (f" {told.rows}" if is_changed else "")
+        today = self._digests(scope.columns) if scope.rows and not has_noise else None
+        is_changed = today is not None and self.store.name(today) != scope.rows
+        others = vouched - {scope.own}
+        own = scope.own + (f" {scope.rows}" if is_changed else "")
         totals = (
-            frozenset(others.intersection(group)) | ({own} if told.own in group else set())
-            for group in told.groups or (told.roster,)
+            frozenset(others.intersection(group)) | ({own} if scope.own in group else set())
+            for group in scope.groups or (scope.roster,)
         )
         return [total for total in totals if total]
 
     def _spent(self, plan: Plan, earlier: Earlier, bits: Mapping[str, float] | None) -> Sequence[Conflict]:
-        """Return whether all studies together would tell more of a column than the owner allows."""
+        """Return a conflict if all studies together would disclose more of a column than the owner allows."""
         limit, own = self.file.policy.max_bits, plan.digest.hex()
         if plan.program.privacy and self.file.policy.max_epsilon_total < Policy().max_epsilon_total:
             return ()  # noise is not audited in bits; it has a budget of its own
@@ -210,21 +210,21 @@ class SiloMemory:
         if bits is None and limit >= Policy().max_bits:
             return ()
         if bits is None:
-            text = "Your policy limits what all studies tell (max_bits), and `risk` could not audit this one."
+            text = "Your policy limits what all studies disclose (max_bits); `risk` could not audit this one."
             return (Conflict(key="max_bits", text=text),)
         spent = spent_bits(earlier, decisions)
         over = [column for column in bits if spent.get(column, 0.0) + bits[column] > limit]
         return [
             Conflict(
                 key="max_bits",
-                text=f"Earlier studies told up to {spent.get(column, 0.0):.1f} bits of one person's "
-                f"'{column}', and this one would tell up to {bits[column]:.1f}: more than your {limit:g}.",
+                text=f"Earlier studies disclosed up to {spent.get(column, 0.0):.1f} bits of one person's "
+                f"'{column}', and this one up to {bits[column]:.1f}: more than your {limit:g}.",
             )
             for column in over
         ]
 
     def _budget(self, plan: Plan, earlier: Earlier) -> Sequence[Conflict]:
-        """Return whether the studies with noise would together take more than the owner allows."""
+        """Return a conflict if the studies with noise would together take more than the owner allows."""
         budget = OwnersBudget.of(plan, earlier, self.file.policy)
         if budget is None or budget.total <= budget.limit:
             return ()
@@ -257,7 +257,7 @@ def read_columns(plan: Plan, file: SiloFile) -> tuple[ReadColumn, ...]:
 
 
 def spent_bits(earlier: Earlier, decisions: Mapping[str, Decision]) -> dict[str, float]:
-    """Return what the earlier studies told of each column: the sum of their bits of the most exposed record.
+    """Return what the earlier studies disclosed of each column: the sum of the most exposed record's bits.
 
     It counts as if that record were the same person's in every study, and so is at least what any one person
     has disclosed. A study of which `risk` found nothing counts 0.
@@ -283,7 +283,7 @@ def _about(plan: Plan, columns: tuple[ReadColumn, ...], silo: str) -> dict[str, 
 
 
 def _shown_of(people: float) -> str:
-    """Return whose records a number shows that is made of so many people in effect."""
+    """Return in words whose records a number discloses if so many people contribute to it in effect."""
     return "the record of a single person" if people < 1.5 else f"the records of some {people:.2g} people"
 
 

@@ -1,4 +1,4 @@
-"""What would stop a study or make a silo refuse it, found on the silos' own tables before anything leaves.
+"""Find what would stop a study or make a silo refuse it, on the silos' own tables, before anything leaves.
 
 Each obstacle names the silo, the column, the level and a remedy, for the owner of the table. Levels are the
 dictionary's, which are public; no record's value is named.

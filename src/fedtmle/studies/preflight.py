@@ -143,7 +143,7 @@ def preflight(study: Study, silos: Mapping[str, object], *, silo: str | None = N
         raise InputError(f"silo: expected one of {', '.join(silos)}, not {silo!r}")
     if silo is None and study.privacy is not None:
         raise InputError(
-            "privacy: the preflight of all silos tells tables without noise, which no budget covers; "
+            "privacy: the preflight of all silos discloses tables without noise, which no budget covers; "
             "describe one silo for its owner"
         )
     sources = silos if silo is None else {silo: silos[silo]}

@@ -1,4 +1,4 @@
-"""What a budget of differential privacy is expected to cost a study, before there are any data.
+"""The expected cost of a budget of differential privacy to a study, before there are any data.
 
 The study's own flow is run over a few thousand records that are drawn from the dictionary and stand for n
 people: sums are scaled to n, and noise is counted but not drawn. So the account of the result has the

@@ -171,7 +171,7 @@ def complete(columns: Table1Columns, table: Table) -> Bools:
 def _moments(values: Array) -> Moments:
     values = values[~np.isnan(values)]
     distinct, counts = np.unique(values, return_counts=True)
-    # The sums of a few different values reveal the count of each; of a single value, the value itself.
+    # The sums of a few different values reveal the count of each, and those of one value reveal it.
     smallest: int | None = int(counts.min()) if len(distinct) > 1 else 0
     return Moments(
         len(values),

@@ -110,8 +110,8 @@ def validate(path: str | Path) -> Validation:
             except DataErrors as errors:
                 defects += defects_of(errors.at(name))
                 absent.append({d.column for d in errors.defects if d.column and "has no column" in d.message})
-        told = dict.fromkeys(str(warning.message) for warning in raised)
-        warnings += [Defect(message=message, file=str(source), silo=name) for message in told]
+        texts = dict.fromkeys(str(warning.message) for warning in raised)
+        warnings += [Defect(message=message, file=str(source), silo=name) for message in texts]
     files = _silo_files(silos)
     defects += _misnamed(files)
     if schema is not None and len(absent) == len(silos) > 1:

@@ -13,7 +13,7 @@ from fedtmle.studyfile.dictionary import entry, toml_key, toml_text
 _HEAD = """\
 # A study with a dictionary drafted from {table}. Before you share it, edit it:
 # * Kinds are guesses. Levels are those of this one table: add what other silos may have.
-# * Ranges were rounded outward from this table's own values, so they tell about its records. Replace each by
+# * Ranges were rounded outward from this table's own values, so they come from its records. Replace each by
 #   the least and the largest value that is possible, such as [18, 110] for the age of adults.
 # * Delete the variables that the study does not use. Give the others a label, and a unit where there is one.
 # * The formulas have every column. Take out what was measured after the treatment, and what is no confounder.

@@ -55,7 +55,7 @@ treatment = "programme"         # its levels in [variables] are the arms
 # first and the last may use period, or C(period). Without them hazards are counted by arm and period.
 # time = "days"                 # when follow-up ended
 # entry = "day_of_entry"        # when it began; by default at 0
-# periods = 10                  # a public grid: no event time is told, only the period
+# periods = 10                  # a public grid: no event time leaves a silo, only the period
 # period_length = 182.625
 # grid = [30, 90, 180, 365]     # or: the end of each period
 # horizons = [2, 10]            # numbers of periods; by default the last

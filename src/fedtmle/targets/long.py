@@ -154,17 +154,17 @@ class AbstractLongProblem(AbstractProblem[Law, AnyTable], Generic[Law, Piece]):
             total = total.joined(spanning_sums(clusters, columns, exponents, self.spanning))
         return total
 
-    def told_columns(self, law: Law, rows: AnyTable) -> Iterable[Array]:
+    def disclosed_columns(self, law: Law, rows: AnyTable) -> Iterable[Array]:
         if self.effect_columns.cluster is None:
             return self.over(rows, lambda piece: self.columns(law, piece).flat)
         return (judged_columns(self.clusters(rows), self.whole(law, rows)),)
 
     @property
-    def told_predictions(self) -> int:
+    def disclosed_predictions(self) -> int:
         return len(self.labels)
 
     @property
-    def told_groups(self) -> int:
+    def disclosed_groups(self) -> int:
         return 1 if self.effect_columns.cluster is None else 2
 
     def moment_shifts(self, law: Law) -> tuple[int, ...]:  # noqa: ARG002 - declared, for every law

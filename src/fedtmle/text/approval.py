@@ -137,7 +137,7 @@ def _verdicts(approval: Approval) -> list[str]:
 
 
 def exposure(column: str, bits: float) -> str:
-    """Return in words how much of the most exposed person's value a study would tell."""
+    """Return in words how much of the most exposed person's value a study would disclose."""
     if bits >= MOST_BITS:
         return f"In the worst case one person's {column} becomes known ({bits:g} bits, the most we count)."
     return (

@@ -271,11 +271,11 @@ def _earlier(approval: Approval) -> list[str]:
     ]
     lines += ["Earlier studies at this silo, whose sums can be compared with this one's:", ""]
     lines += _table(("plan", "since", "numbers", "same columns"), rows)
-    told = [
+    findings = [
         f"* In the worst case they disclosed {b:.1f} bits of one person's {_cell(c)}."
         for c, b in approval.spent.items()
     ]
-    return [*lines, "", *told] if told else lines
+    return [*lines, "", *findings] if findings else lines
 
 
 def _controller() -> list[str]:

@@ -68,7 +68,7 @@ def message_parts(kind: MessageKind) -> list[str]:
 
 
 def explained(view: Preview) -> list[str]:
-    """Return what the technical words among the messages mean."""
+    """Return explanations of the technical words in the messages."""
     return [
         meaning for word, meaning in EXPLAINED.items() if any(word in kind.explanation for kind in view.kinds)
     ]
@@ -89,7 +89,7 @@ def verdict(view: Preview) -> list[str]:
         )
     if view.judges_together:
         return wrapped(
-            "Your policy would allow every one of these messages as far as your own rows tell. Sums are "
+            "Your policy would allow every one of these messages as far as your own rows show. Sums are "
             "masked: the silos judge those of the study's models together during the run (min_pooled), and "
             "your silo may refuse one then."
         )
@@ -100,7 +100,7 @@ def verdict(view: Preview) -> list[str]:
 
 
 def refusal(view: Preview) -> str:
-    """Return by which limit the silo would refuse a study, and how much would have left before."""
+    """Return the limit by which the silo would refuse a study, and how much would have left before."""
     key = view.refused_by.removeprefix("memory: ")
     by = f"because of an earlier study (limit {key})" if key != view.refused_by else f"by its key {key}"
     before = (

@@ -81,7 +81,7 @@ def process_bound(d: int, n: int, G: float, x: float, eif_distance: float) -> fl
 
 @dataclass(frozen=True, kw_only=True)
 class Conditions:
-    """eq:inference-conditions: three numbers that must tend to zero; None where data cannot tell."""
+    """eq:inference-conditions: three numbers that must tend to zero; None if data cannot decide it."""
 
     remainder: float | None  # sqrt(n) ||R_2(p^K, p_0)||
     process: float | None  # sqrt(H_K + log n) ||D(p^K) - D(p_0)||
@@ -154,7 +154,7 @@ def remainder(
     if of_envelope is not None and std_error > 0:
         needed = (
             n * (of_envelope / (SMALL * std_error)) ** 2
-        )  # it falls as 1/n, the standard error as its root
+        )  # the term falls as 1/n, the standard error as 1/sqrt(n)
     return Remainder(
         level=LEVEL,
         initial_bits=initial_bits,

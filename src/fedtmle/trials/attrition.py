@@ -46,9 +46,9 @@ class Attrition:
         later: int | None = None
         for count in reversed(self.people):
             gaps = [] if count is None else [count, *([] if later is None else [count - later])]
-            told = count if count is not None and all(_tellable(gap, floor) for gap in gaps) else None
-            later = later if told is None else told
-            shown.append(told)
+            may_show = count is not None and all(_may_show(gap, floor) for gap in gaps)
+            later = count if may_show else later
+            shown.append(count if may_show else None)
         arms = tuple(_arm_for_others(arm, floor) for arm in self.arms)
         if any(arm.people is None for arm in arms):  # the other arms and the total would disclose it
             arms = tuple(ArmCounts(name=arm.name, people=None, events=None, unknown=None) for arm in arms)
@@ -57,17 +57,17 @@ class Attrition:
         )
 
 
-def _tellable(count: int, floor: int) -> bool:
+def _may_show(count: int, floor: int) -> bool:
     return count == 0 or count >= floor
 
 
 def _arm_for_others(arm: ArmCounts, floor: int) -> ArmCounts:
     people, events, unknown = arm.people or 0, arm.events or 0, arm.unknown or 0
     without = people - events - unknown
-    if not _tellable(people, floor):
+    if not _may_show(people, floor):
         return ArmCounts(name=arm.name, people=None, events=None, unknown=None)
     # If all or none had the event, a count would disclose everybody's outcome.
-    if min(events, without) < floor or not _tellable(unknown, floor):
+    if min(events, without) < floor or not _may_show(unknown, floor):
         return ArmCounts(name=arm.name, people=people, events=None, unknown=None)
     return arm
 

@@ -30,7 +30,7 @@ Real = TypeVar("Real", float, Array)
 
 BLOCK = 384  # rows that a compiled pass keeps in the first-level cache
 _ABSENT = np.empty(0)  # a column that is None; the kernels test its length and never read it
-LEAST_FACTOR = 2.0**-128  # of a column that stays where it is
+LEAST_FACTOR = 2.0**-128  # smallest factor of a column that is read in place
 LARGEST_POWER = 1000  # a shift beyond it needs two factors: 2^shift itself would overflow
 
 
@@ -228,9 +228,10 @@ class Backend(Protocol):
     def column_chunks(
         self, columns: Array, terms: IntArray, scale: Array, edges: IntArray, what: str
     ) -> IntArray:
-        """Return, per chunk of rows, sums of products of columns: ``terms``, shape (k, 2), says of which two.
+        """Return the sums of products of two columns for each chunk of rows.
 
-        A -1 in the second place stands for no second one. Chunk c has the rows from edges[c] to edges[c + 1].
+        ``terms``, shape (k, 2), has the numbers of the two columns; the second is -1 for a column by itself.
+        Chunk c has the rows from edges[c] to edges[c + 1].
         Term s is scaled by scale[s], rounded, and summed as two integers: units, then what they leave in
         units of 2^-40; shape (chunks, 2 k).
         """

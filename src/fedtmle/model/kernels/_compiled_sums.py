@@ -286,7 +286,7 @@ def _add_products(
 
 @jit
 def _add_bounded(values: Array, places: IntArray, j: int, magics: Array, sums: IntArray) -> None:
-    """The same where it is known that all products are within, and nothing is left to scale."""
+    """As `_add_products`, where all products are known to be within, and nothing is left to scale."""
     dim, size, s = len(places), len(values), 0
     while j + 3 <= dim:
         x, y, z = column(places, j, size), column(places, j + 1, size), column(places, j + 2, size)
@@ -451,7 +451,7 @@ def _one(values: Array, scale: float) -> tuple[int, int, bool]:
 
 @jit
 def _two(values: Array, factor: Array, scale: float) -> tuple[int, int, bool]:
-    """The same of values * factor."""
+    """As `_one`, for values * factor."""
     coarse, fine, within = 0, 0, True
     for i in range(len(values)):
         scaled = values[i] * factor[i] * scale
@@ -475,7 +475,8 @@ def _column_chunks(
 ) -> bool:
     """Fill rows first_chunk to last_chunk of ``sums``; False if a contribution is beyond the bound.
 
-    Sum s, of which there are two, is of the product of columns ``terms[s]``, or of one of them before a -1.
+    Term s is the product of the two columns ``terms[s]``, or the first of them if the second is -1. Each
+    term has two sums, coarse and fine.
     """
     everywhere = True
     for chunk in range(first_chunk, last_chunk):

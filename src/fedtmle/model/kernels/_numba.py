@@ -198,7 +198,7 @@ def _choose(values: Array, codes: Codes, code: int, result: Array) -> None:
 
 
 def chosen(values: Sequence[Array], codes: Codes) -> Array:
-    """Row by row the value that its code is the place of."""
+    """Return values[codes[i]][i] for each row i."""
     result = values[0].copy()
     for code, column in enumerate(values[1:], start=1):
         _choose(column, codes, code, result)

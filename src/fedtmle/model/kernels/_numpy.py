@@ -73,7 +73,7 @@ def add_multiple(total: Array, factor: float, values: Array) -> None:
 
 
 def chosen(values: Sequence[Array], codes: Codes) -> Array:
-    """Row by row the value that its code is the place of."""
+    """Return values[codes[i]][i] for each row i."""
     return np.choose(codes, values)
 
 

@@ -140,7 +140,7 @@ class LadderColumns(AbstractBoundedColumns[EffectRows]):
         """Each U, their products and U t, in the columns of `evaluate`."""
         k, count = self.coordinates, self.coordinates * len(self.bounds)
         t, record = count, count + 1
-        totals = count + 2 if self.has_clusters else 0  # of each row's cluster; without clusters itself
+        totals = count + 2 if self.has_clusters else 0  # the first cluster total, or the first column
         t_total = totals + count if self.has_clusters else t
         terms: list[tuple[int, ...]] = []
         for own in range(0, count, k):

@@ -232,20 +232,20 @@ class EffectProblem(AbstractProblem[EffectLaw, AnyTable]):
         parts = rows.map(lambda batch: self._moments(law, self.prepare(batch)))
         return reduce(add, parts, zero_sums(self.moment_shifts(law)))
 
-    def told_columns(self, law: EffectLaw, rows: AnyTable) -> Iterable[Array]:
-        def told(prepared: EffectRows) -> Array:
+    def disclosed_columns(self, law: EffectLaw, rows: AnyTable) -> Iterable[Array]:
+        def disclosed(prepared: EffectRows) -> Array:
             return judged_columns(prepared, self.moment_columns(law, prepared))
 
         if isinstance(rows, Table):
-            return map(told, self.rows(rows).blocks())
-        return rows.map(lambda batch: told(self.prepare(batch)))
+            return map(disclosed, self.rows(rows).blocks())
+        return rows.map(lambda batch: disclosed(self.prepare(batch)))
 
     @property
-    def told_predictions(self) -> int:
+    def disclosed_predictions(self) -> int:
         return len(self.combination[0])
 
     @property
-    def told_groups(self) -> int:
+    def disclosed_groups(self) -> int:
         return 2 if self.largest_cluster > 1 else 1
 
     def _moments(self, law: EffectLaw, rows: EffectRows) -> Sums:

@@ -324,7 +324,7 @@ class PropensityBins(_OverEffectRows, AbstractBins[EffectRows]):
 @final
 @dataclass(frozen=True)
 class FittedPropensityBins(AbstractBins[Table]):
-    """The same before the study has an outcome model: from the fitted treatment model alone."""
+    """`PropensityBins` before the study has an outcome model: from the fitted treatment model alone."""
 
     preparation: Preparation
 
@@ -377,7 +377,7 @@ class PredictionErrors(_OverEffectRows, AbstractLaidOutColumns[EffectRows]):
 
     @property
     def judged(self) -> Sequence[int]:
-        return ()  # the closing sums, judged in the same round, have the weights
+        return ()  # the closing sums have the weights, and are judged in the same round
 
     def evaluate(self, piece: EffectRows) -> Array:
         weight, y = piece.weight * piece.observed, piece.y
