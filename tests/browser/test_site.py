@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import WebDriverWait
 
 from tests.browser.conftest import Page
@@ -77,7 +78,7 @@ def test_no_page_scrolls_sideways(page: Page, site: str, width: int, dark: bool)
         assert theme == ("dark" if dark else "light"), name
 
 
-def _displayed(page: Page, selector: str):  # type: ignore[no-untyped-def]
+def _displayed(page: Page, selector: str) -> WebElement:
     """Return the first element of a selector that is displayed, once there is one."""
     elements = partial(page.driver.find_elements, By.CSS_SELECTOR, selector)
     WebDriverWait(page.driver, 20).until(lambda _: any(each.is_displayed() for each in elements()))
