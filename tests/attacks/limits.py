@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -14,17 +15,21 @@ from fedtmle.protocol.coded import Action, Rounded
 from fedtmle.protocol.messages import Ask, Close, Compare
 from fedtmle.protocol.plan import Member, Plan
 from fedtmle.protocol.policy import Policy
+from fedtmle.protocol.sites import OwnEstimateQuery
 from fedtmle.runtime.keeper import Keeper
-from fedtmle.runtime.rows import read_rows
+from fedtmle.runtime.rows import LocalRows, read_rows
 from fedtmle.runtime.session import InProcess, Session
 from fedtmle.runtime.signing import SigningKey
 from fedtmle.runtime.silo import Silo
 from tests.attacks.base import AbstractAttack, Victim
 from tests.attacks.batches import PROBLEM, START, Y
 from tests.attacks.protocol import ForgedAction, SecondSession
-from tests.attacks.settings import Server
-from tests.attacks.small import TwoWayCell
+from tests.attacks.settings import Server, Setting
+from tests.attacks.small import VARIABLES as SMALL
+from tests.attacks.small import AbstractStudyAttack, Columns, TwoWayCell
 from tests.attacks.steering import TREATED, RangeQuery
+from tests.attacks.tables import table_of
+from tests.declare import declare
 
 
 def met(attack: AbstractAttack) -> Victim:
@@ -166,3 +171,49 @@ def difference_of_two_rounds() -> tuple[float, float]:
 
     steep = 8.0
     return largest((-1.9 * steep, steep)), largest((-1.9 * steep, steep), (-2.2 * steep, steep))
+
+
+class _Released(AbstractStudyAttack):
+    """A masked study of six silos, of which silo a releases its own estimate."""
+
+    setting = Setting.MASKED
+    options = {  # noqa: RUF012 - read only
+        "outcome_model": ft.GLM("a + w"),
+        "treatment_model": ft.GLM("w"),
+        "variables": declare(SMALL, y="binary"),
+    }
+
+    def columns(self) -> Columns:
+        columns = super().columns()
+        return {**columns, "y": (columns["y"] > 0.5) * 1.0}
+
+    def common(self) -> Columns:
+        return self.columns()
+
+    def run(self, victim: Victim) -> Any:
+        server, answer = self.server(victim)
+        while True:
+            for query, part in zip(server.query.members, server.query.split(answer), strict=True):
+                if isinstance(query, OwnEstimateQuery):
+                    return query, part
+            answer = server.go_on(answer)
+
+    def works(self, learned: Any) -> bool:
+        raise NotImplementedError
+
+
+def released_estimate(people: int = 12) -> int:
+    """How many outcomes a server finds that knows all other records of the silo, from the estimate alone."""
+    attack = _Released()
+    query, own = attack.run(attack.victim(attack.keeper(Policy(allow_targets=None, release=True))))
+    columns, found = attack.columns(), 0
+    for person in range(people):
+        guesses = []
+        for y in (0.0, 1.0):
+            table = table_of(
+                attack.study(), {**columns, "y": np.where(np.arange(60) == person, y, columns["y"])}
+            )
+            estimate = query.own_fit.estimate(LocalRows("a", table, 60, None))
+            guesses.append(np.abs(estimate.rounded().psi - own.psi).max())
+        found += int(np.argmin(guesses)) == columns["y"][person]
+    return found

@@ -56,9 +56,9 @@ class Colluding(Server):
         assert isinstance(reply, Counted)
         return COUNT.totals([COUNT.read(BitReader(reply.payload.bits())), *self.zeros(COUNT)])[0]
 
-    def begin(self, n: int, first_row: int = 0) -> Any:
+    def begin(self, n: int, first_row: int = 0, absent: tuple[str, ...] = ()) -> Any:
         self._n, self._follower, self.round = n, Follower(self.plan, n), 1
-        request = Begin(self.session, n, first_row)
+        request = Begin(self.session, n, first_row, absent=absent)
         self._heard.update(messages.encode(request))
         return self.read(self.send(request))
 

@@ -109,11 +109,11 @@ class Server:
         assert isinstance(reply, Opened)
         return reply.n_rows
 
-    def begin(self, n: int, first_row: int = 0) -> Any:
-        """The answer of round 1, for a pooled n of the server's choice."""
+    def begin(self, n: int, first_row: int = 0, absent: tuple[str, ...] = ()) -> Any:
+        """The answer of round 1, for a pooled n of the server's choice, and silos that it says are absent."""
         self._follower, self._n = Follower(self.plan, n), n
         self.round = 1
-        return self.read(self.send(Begin(self.session, n, first_row)))
+        return self.read(self.send(Begin(self.session, n, first_row, absent=absent)))
 
     def broadcast(self, pooled: Any) -> Payload:
         """What the server says was pooled in this round, as bits."""
@@ -207,9 +207,9 @@ class MaskedServer(Server):
         self._add(COUNT)
         return self._totals[0]
 
-    def begin(self, n: int, first_row: int = 0) -> Any:
+    def begin(self, n: int, first_row: int = 0, absent: tuple[str, ...] = ()) -> Any:
         self._change((n,))
-        request = Begin(self.session, n, first_row, self._relayed)
+        request = Begin(self.session, n, first_row, self._relayed, absent)
         self._ask(request)
         self._follower, self.round = Follower(self.plan, n), 1
         self._heard.update(messages.encode(Begin(self.session, n, 0, request.relayed)))

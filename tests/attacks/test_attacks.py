@@ -8,16 +8,18 @@ from pathlib import Path
 import pytest
 
 from fedtmle.runtime.ledger import read
-from tests.attacks import batches, combinations, invented, masked, protocol, small, steering
+from tests.attacks import batches, combinations, invented, masked, over_time, protocol, small, steering
 from tests.attacks.base import AbstractAttack
 from tests.attacks.settings import RefusedBySiloError
 
 ATTACKS: dict[str, AbstractAttack] = {
     type(attack).__name__: attack
-    for module in (batches, steering, small, combinations, invented, protocol, masked)
+    for module in (batches, steering, small, combinations, invented, over_time, protocol, masked)
     for attack in module.ATTACKS
 }
-WORKING: dict[str, AbstractAttack] = {type(attack).__name__: attack for attack in invented.WORKING}
+WORKING: dict[str, AbstractAttack] = {
+    type(attack).__name__: attack for attack in (*invented.WORKING, *over_time.WORKING)
+}
 BY_POLICY = {name: attack for name, attack in ATTACKS.items() if attack.keys}
 BY_PROTOCOL = {name: attack for name, attack in ATTACKS.items() if not attack.keys}
 EACH_KEY = [(name, key) for name, attack in BY_POLICY.items() for key in attack.keys]

@@ -10,6 +10,7 @@ import pytest
 import fedtmle as ft
 from fedtmle.demo import IHDP, ihdp_silos
 from fedtmle.initial.trees import SMALLEST_LEAF
+from fedtmle.programs.imputation import FEWEST_MISSING
 from fedtmle.protocol.plan import roster
 from fedtmle.protocol.policy import Policy
 from fedtmle.studyfile.file import study_plan
@@ -17,7 +18,7 @@ from fedtmle.studyfile.schema import schema_of
 from tests.attacks import limits
 from tests.attacks.honest import run_honest
 from tests.attacks.settings import Setting
-from tests.attacks.test_attacks import WORKING
+from tests.attacks.test_attacks import ATTACKS, WORKING
 from tests.attacks.threats import PAGE, rewritten, words
 from tests.narrow import load_all
 
@@ -104,8 +105,21 @@ def test_what_still_works_does(name: str) -> None:
     learned = attack.run(attack.victim(attack.keeper(attack.guarded())))
     assert attack.works(learned)
     assert f'("{words(name)}")' in TEXT
-    if attack.only_masked:
+    if name == "LookProducts":
         assert f"covariate as {learned:.3f} where it is 0.9" in TEXT
+
+
+def test_a_lie_about_missing_values_is_believed_under_masks() -> None:
+    attack = copy.copy(ATTACKS["TwoCompletions"])
+    attack.setting = Setting.COLLUDING
+    assert attack.works(attack.run(attack.victim(attack.keeper(attack.guarded()))))
+    assert '("two completions", last column)' in TEXT
+    assert f"fewer than {FEWEST_MISSING} missing values" in TEXT
+
+
+def test_a_released_estimate_tells_the_last_outcome() -> None:
+    found = limits.released_estimate(12)
+    assert f"{found} of 12 outcomes are found" in TEXT
 
 
 def test_the_defaults_on_the_page() -> None:

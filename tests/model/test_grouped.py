@@ -79,3 +79,59 @@ def test_the_guard_sees_people() -> None:
 def test_batches_are_refused() -> None:
     with pytest.raises(ft.InputError, match="choose one that draws no rows"):
         grouped(rows()).take(np.array([0]))
+
+
+def test_rows_of_one_residual_are_judged_together() -> None:
+    """Two means of the same periods, of which one person alone is in one: their difference is that person."""
+    people = 8
+    person, period, mean = (a.ravel() for a in np.indices((people, 2, 2)))
+    weight = 1.0 + person % 3
+    here = ~((person == 5) & (mean == 1))  # person 5 follows the first rule alone
+    X = np.where(mean == np.arange(2)[:, None], -1.0, 0.0)
+    design = GeneralisedLinear(family=Family.LOGISTIC, X=X[:, here], w=weight[here], bound=BOUND)
+    counts = np.bincount(person[here], minlength=people)
+    for groups, largest in ((None, 0.5), ((2 * person + period)[here], 1.0)):
+        piece = LongRows(design, counts, groups)
+        submodel = GroupedLinear(
+            people=people,
+            dim=2,
+            family=Family.LOGISTIC,
+            bound=BOUND,
+            over=lambda work, piece=piece: iter([work(piece)]),
+            has_groups=groups is not None,
+        )
+        look = submodel.look(np.zeros(2))
+        assert (look.largest > 0.99) is (largest == 1.0)
+        rows = next(iter(submodel.disclosed_rows(np.zeros(2))))
+        assert rows.counts is not None
+        assert rows.counts.sum() == rows.rows.shape[1]
+        assert (look.family is None) is (groups is not None)  # a move of eps scales groups by several factors
+
+
+def test_public_responses_cancel() -> None:
+    """Pairs of rows with the responses 0 and 1 that are equal in all people but one."""
+    people, rng = 9, np.random.default_rng(2)
+    X = np.repeat(rng.normal(size=(2, people)), 2, axis=1)
+    X[1, 7] += 0.5  # the second row of person 3
+    y = np.tile([0.0, 1.0], people)
+    design = GeneralisedLinear(family=Family.LOGISTIC, X=X, y=y, bound=BOUND)
+    piece = LongRows(design, np.full(people, 2))
+    eps = np.array([0.3, -0.2])
+    largest = {}
+    for are_public in (False, True):
+        submodel = GroupedLinear(
+            people=people,
+            dim=2,
+            family=Family.LOGISTIC,
+            bound=BOUND,
+            over=lambda work: iter([work(piece)]),
+            are_public=are_public,
+        )
+        largest[are_public] = submodel.look(np.zeros(2)).largest
+        if are_public:
+            (rows,) = submodel.disclosed_rows(eps)
+            assert np.allclose(rows.rows.sum(axis=1), submodel.sums(eps, Part.GRADIENT).values(), atol=1e-9)
+            hessian = GroupedLinear.look(submodel, eps, Part.HESSIAN)
+            assert hessian.family is Family.LOGISTIC
+    assert largest[False] < 0.7
+    assert largest[True] == pytest.approx(1.0)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from fedtmle.model.families import Family
-from fedtmle.model.submodel import GeneralisedLinear
+from fedtmle.model.submodel import GeneralisedLinear, StreamedLinear
 from fedtmle.model.types import Array, RowBound
-from fedtmle.protocol.designs import Designs
+from fedtmle.protocol.designs import Designs, _disclosed
 
 N = 60
 RNG = np.random.default_rng(3)
@@ -25,9 +26,14 @@ ALONE[17] = 1.0  # one person
 
 @dataclass(frozen=True)
 class Named:
-    """A model, of which `Designs` reads the names of the columns alone."""
+    """A model, as far as `Designs` reads it."""
 
     design_names: tuple[str, ...] | None
+    shared_residuals: str | None = None
+
+    @property
+    def dim(self) -> int:
+        return len(self.design_names or ())
 
 
 def add(
@@ -124,3 +130,47 @@ def test_every_row_counts() -> None:
         )
         found.append(designs.add(cast("Any", Named((name,))), submodel, 0.0))
     assert found == [0.0, pytest.approx(1.0)]
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+def test_two_completions_of_a_column_differ_in_one_person(by_name: bool) -> None:
+    """Columns of one name have other values where missing ones are imputed twice."""
+    designs = Designs(by_name=by_name)
+    add(designs, {"age": AGE})
+    assert add(designs, {"age": AGE.copy()}) == 0.0
+    assert add(designs, {"age": AGE + 0.1 * ALONE}) == (0.0 if by_name else pytest.approx(1.0))
+
+
+def test_models_that_share_residuals_are_judged_by_their_weights() -> None:
+    """Two rules that one person follows differently; responses and offsets do not matter."""
+    designs, one = Designs(by_name=True), {"1": np.ones(N)}
+    follows = SEX.copy()
+    follows[17] = 1.0 - SEX[17]
+    rules = Named(("1",), "period 1")
+    assert add(designs, one, w=SEX, model=rules) == 0.0
+    assert add(designs, one, w=SEX, y=1.0 - Y, model=Named(("1",), "period 1")) == 0.0  # at another point
+    assert add(designs, one, w=follows, model=Named(("1",), "period 2")) == 0.0
+    assert add(designs, one, w=W, model=Named(("1",), "period 1")) == pytest.approx(
+        largest([SEX, W]), abs=1e-12
+    )
+    assert add(designs, one, w=follows, model=Named(("1",), "period 1")) == pytest.approx(1.0)
+
+
+def test_streamed_rows_are_judged_as_those_in_memory() -> None:
+    """A streamed submodel discloses the same columns, batch by batch."""
+    found = []
+    for weights in (SEX, SEX + ALONE):
+        held = GeneralisedLinear(
+            family=Family.LOGISTIC,
+            X=np.ones((1, N)),
+            y=Y,
+            w=weights,
+            bound=RowBound(gradient=4, curvature=4),
+        )
+        batches: Any = SimpleNamespace(map=lambda work: map(work, [np.arange(23), np.arange(23, N)]))
+        streamed = StreamedLinear(
+            table=batches, family=held.family, dim=1, bound=held.bound, design=cast("Any", held.take)
+        )
+        found.append(_disclosed(streamed, 1))
+        assert np.array_equal(found[-1], _disclosed(held, 1))
+    assert not np.array_equal(found[0], found[1])

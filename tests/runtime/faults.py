@@ -86,9 +86,9 @@ def _small(case: str, algorithm: Any, sizes: tuple[int, ...] = (22, 31)) -> tupl
     ), rows
 
 
-def _study(silos: int = 2) -> tuple[Plan, Mapping[str, Any]]:
+def _study(silos: int = 2, rows: int = 90) -> tuple[Plan, Mapping[str, Any]]:
     algorithm = ft.Gradient(tolerance=1e-2, optimizer=ft.Newton())
-    tables = split(pooled_table(90, 1), silos)
+    tables = split(pooled_table(rows, 1), silos)
     return study_plan(trial(GLM("a + x"), algorithm=algorithm), roster(list(tables))), tables
 
 
@@ -135,6 +135,7 @@ CASES: dict[str, Callable[[], tuple[Plan, Mapping[str, Any]]]] = {
         _small("two arms", ft.Coded(tolerance=0.1), (22, 31, 25)), signed=True
     ),
     "study, relayed": lambda: _masked(_study(3), signed=True),
+    "study, looks": lambda: _masked(_study(6, 210), signed=True),
 }
 # Noise differs from run to run, so that no run is a reference for another.
 NOISY = {"study, noisy": _noisy}
@@ -158,8 +159,8 @@ def reference(case: str) -> Reference:
 
 
 def keeper_without_ledger(silo: str, journal: Journal, _: Fate) -> Keeper:
-    # Batches are guarded: what the guard knows of their partition has to survive a restart too.
-    policy = dataclasses.replace(UNGUARDED, min_batch=1)
+    # What the guard knows of batches' partition and of the silos' looks has to survive a restart too.
+    policy = dataclasses.replace(UNGUARDED, min_batch=1, min_people=1.2, min_pooled=2.0, colluders=1)
     key = key_of(silo)
     return Keeper(journal=journal, policy=policy, clock=lambda: NOON, key=key, mask_key=key.mask_key)
 

@@ -23,6 +23,7 @@ CASES = (
     "mean, personalized",
     "two arms, newton",
     "study, relayed",
+    "study, looks",
 )
 
 

@@ -14,7 +14,8 @@ from fedtmle.runtime.signing import SigningKey
 from fedtmle.studies.approval import fingerprint_of, literals, review
 from fedtmle.studies.home import Home
 from fedtmle.studies.preview import preview
-from fedtmle.studyfile.file import file_plan, read_study
+from fedtmle.studies.validate import validate
+from fedtmle.studyfile.file import StudyFile, file_plan, read_study
 from fedtmle.text.approval import render
 
 FORGED = "x\nPlan 0000\n\x1b[2J\x1b[1AApproved.\r\u202e\u2066\u2028\u200b\x9b"
@@ -134,6 +135,13 @@ def test_the_owner_sees_all_that_is_approved(folder: Path) -> None:
 def test_the_owner_sees_how_many_silos_may_lie(
     folder: Path, silos: int, colluders: int, expected: str
 ) -> None:
+    approval = review(masked(folder, silos, f"colluders = {colluders}"), Home.of(folder / "north.toml"))
+    assert approval.is_masked
+    assert expected in " ".join(render(approval).split())
+
+
+def masked(folder: Path, silos: int, plan: str = "", *changes: tuple[str, str]) -> StudyFile:
+    """Return the study with the keys of so many silos, which all have the data of the first."""
     names = ["north", "south", *(f"s{k}" for k in range(silos - 2))]
     keys = {name: SigningKey(name.encode().ljust(32)).public_keys for name in names}
     keys |= {name: Home.of(folder / f"{name}.toml").key.public_keys for name in ("north", "south")}
@@ -141,15 +149,28 @@ def test_the_owner_sees_how_many_silos_may_lie(
     more = "".join(f'\n{name} = "{name}.toml"' for name in names[2:])
     study = edited(
         folder,
-        ("[silos]", f"[plan]\ncolluders = {colluders}\nkeys = {{{listed}}}\n\n[silos]"),
+        ("[silos]", f"[plan]\n{plan}\nkeys = {{{listed}}}\n\n[silos]"),
         ('south = "south.toml"', f'south = "south.toml"{more}'),
+        *changes,
     )
     for name in names[2:]:
         text = (folder / "north.toml").read_text(encoding="utf-8").replace('"north"', f'"{name}"')
         (folder / f"{name}.toml").write_text(text, encoding="utf-8")
-    approval = review(read_study(study), Home.of(folder / "north.toml"))
-    assert approval.is_masked
-    assert expected in " ".join(render(approval).split())
+    return read_study(study)
+
+
+@pytest.mark.parametrize(
+    ("silos", "terms", "is_told"), [(3, "", False), (2, " + C(silo)", False), (3, " + C(silo)", True)]
+)
+def test_an_intercept_of_each_silo_is_pointed_out_under_masks(
+    folder: Path, silos: int, terms: str, is_told: bool
+) -> None:
+    """With two silos the study is open."""
+    file = masked(folder, silos, "", ('"C(programme) + sbp_0', f'"C(programme){terms} + sbp_0'))
+    shown = " ".join(render(review(file, Home.of(folder / "north.toml"))).split())
+    assert ("LOOK: A formula has C(silo)." in shown) is is_told
+    warned = [each.message for each in validate(file.path).warnings]
+    assert any("C(silo): the total of a column" in message for message in warned) is is_told
 
 
 @pytest.mark.parametrize(

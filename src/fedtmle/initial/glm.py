@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, TypeVar, final
@@ -115,6 +115,16 @@ class AbstractResponse(ABC):
         return 0
 
     @property
+    def is_public(self) -> bool:
+        """Whether anyone knows y of every long row, so that the rows of one person may cancel in a sum."""
+        return False
+
+    @property
+    def shared_residuals(self) -> Hashable:
+        """See `AbstractModel.shared_residuals`."""
+        return None
+
+    @property
     def every_row(self) -> AbstractResponse:
         """The response 1, of weight 1, in every row that the regression may use.
 
@@ -218,6 +228,10 @@ class GLMModel(AbstractRegressionModel):
         return self.columns
 
     @property
+    def shared_residuals(self) -> Hashable:
+        return self.response.shared_residuals
+
+    @property
     def judged_together(self) -> JudgedTogether | None:
         if self.family not in (Family.LOGISTIC, Family.GAUSSIAN):
             return None
@@ -240,6 +254,7 @@ class GLMModel(AbstractRegressionModel):
                 family=self.family,
                 bound=self.row_bound(law),
                 over=lambda work: over_long(self.response, rows, lambda *long: work(self._long(*long))),
+                are_public=self.response.is_public,
             )
         if isinstance(rows, StreamedTable):
             return StreamedLinear(

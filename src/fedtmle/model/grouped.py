@@ -25,10 +25,16 @@ Result = TypeVar("Result")
 
 
 class LongRows(NamedTuple):
-    """The long rows of consecutive people, one person after the other, and how many each of them has."""
+    """The long rows of consecutive people, one person after the other, and how many each of them has.
+
+    ``groups`` numbers the rows so that consecutive ones of one person with a common residual, such as those
+    of several means in one period, have the same number. The guard judges such a group as one row of all
+    coordinates. None if there are no such rows.
+    """
 
     design: GeneralisedLinear
     counts: IntArray
+    groups: IntArray | None = None
 
     @property
     def starts(self) -> IntArray:
@@ -65,7 +71,8 @@ class GroupedLinear(AbstractRowsSubmodel):
     """The submodel whose long rows ``over`` makes piece by piece, at every query.
 
     ``people`` is the number of people, with or without a long row; ``bound`` bounds the sum of one person's
-    rows.
+    rows. If responses ``are_public``, a person's row in a gradient is the sum of the long ones with their
+    signs, because those of others may cancel. ``has_groups`` states whether the pieces have groups.
     """
 
     people: int
@@ -73,6 +80,8 @@ class GroupedLinear(AbstractRowsSubmodel):
     family: Family
     bound: RowBound
     over: OverPieces
+    are_public: bool = False
+    has_groups: bool = False
 
     @property
     def n_rows(self) -> int:
@@ -91,14 +100,24 @@ class GroupedLinear(AbstractRowsSubmodel):
         self, eps: Array, part: Part = Part.GRADIENT, *, enough: float = 0.0, space: RowSpace | None = None
     ) -> Look:
         largest = largest_leverage(lambda: self.disclosed_rows(eps, part), space=space, enough=enough)
-        return Look(largest=largest, columns=self.column_sizes, family=self.family)
+        # Elsewhere a move of eps scales the rows of one person by one factor, within known bounds.
+        is_scaled = part is Part.HESSIAN or not (self.are_public or self.has_groups)
+        return Look(largest=largest, columns=self.column_sizes, family=self.family if is_scaled else None)
 
     def disclosed_rows(self, eps: Array, part: Part = Part.GRADIENT) -> Iterator[PersonRows]:
         """Yield the long rows; the leverages of one person's rows are added up."""
 
         def disclosed(piece: LongRows) -> PersonRows:
-            rows = [part.rows for part in piece.design.disclosed_rows(eps, part)]
-            return PersonRows(np.concatenate(rows, axis=1) if rows else np.zeros((self.dim, 0)), piece.counts)
+            design, counts = piece.design, piece.counts
+            if self.are_public and part is Part.GRADIENT:
+                return PersonRows(by_person(design.slopes(eps), counts))
+            pieces = [part.rows for part in design.disclosed_rows(eps, part)]
+            rows = np.concatenate(pieces, axis=1) if pieces else np.zeros((self.dim, 0))
+            if piece.groups is None or part is not Part.GRADIENT or not rows.size:
+                return PersonRows(rows, counts)
+            is_first = np.diff(piece.groups, prepend=-1) != 0
+            joined = np.add.reduceat(rows, np.flatnonzero(is_first), axis=1)
+            return PersonRows(joined, by_person(is_first[None], counts)[0].astype(np.int64))
 
         return self.over(disclosed)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Generic, NamedTuple, TypeVar
@@ -127,6 +127,15 @@ class AbstractModel(ABC, Generic[Law, Rows]):
         """The names of the d columns of a regression on a table, or None for other models.
 
         Columns of the same name are the same in all models of a study.
+        """
+        return None
+
+    @property
+    def shared_residuals(self) -> Hashable:
+        """What this model shares with others whose residuals are, for each person, the same or known.
+
+        Sums of such models differ by columns and weights alone, so that they are judged together. None if
+        only models of an equal response and equal weights are.
         """
         return None
 

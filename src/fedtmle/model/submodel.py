@@ -34,7 +34,7 @@ from fedtmle.model.leverage import (
     largest_leverage,
 )
 from fedtmle.model.table import StreamedTable, Table
-from fedtmle.model.types import Array, Design, IntArray, Part, RowBound, Scaled, scaled, unpack
+from fedtmle.model.types import Array, Design, IntArray, Part, RowBound, Scaled, matrix, scaled, unpack
 
 LOOK_ROWS = 1 << 12  # rows of a piece whose leverages are computed at once
 
@@ -209,6 +209,15 @@ class GeneralisedLinear(AbstractRowsSubmodel):
             if w is not None:
                 scale = scale * (w if part is Part.GRADIENT else np.sqrt(w))
             yield PersonRows(X * scale)
+
+    def slopes(self, eps: Array) -> Array:
+        """Return what each row adds to the gradient, w (mu - y) X, shape (d, N); of the logistic family."""
+        if self.family is not Family.LOGISTIC:
+            raise TypeError("only the slopes of the logistic family are needed")
+        X = matrix(self.X)
+        eta = eps @ X if self.offset is None else self.offset + eps @ X
+        slope = kernels.expit(eta) if self.y is None else kernels.expit(eta) - self.y
+        return X * (slope if self.w is None else slope * self.w)
 
     @property
     def column_sizes(self) -> Array:

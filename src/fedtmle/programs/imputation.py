@@ -20,7 +20,7 @@ rows; rows in another order get other draws, of the same law.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal, final
 
@@ -28,7 +28,7 @@ import numpy as np
 from scipy.special import ndtri, pdtr, pdtrik
 
 from fedtmle.algorithms.base import Run
-from fedtmle.errors import FitError, NumericalError
+from fedtmle.errors import FitError, InputError, NumericalError
 from fedtmle.initial.glm import GLM, AbstractRegressionModel, AbstractResponse, FittedGLM
 from fedtmle.initial.multinomial import FittedMultinomial
 from fedtmle.initial.ranges import Ranges
@@ -66,6 +66,7 @@ from fedtmle.protocol.views import through
 
 RIDGE = 1e-6  # of the imputation models, so that collinear columns and separation do not stop the run
 LARGEST_RESIDUAL = 64.0  # squared, on the unit scale of the declared range
+FEWEST_MISSING = 10  # values of a variable over all silos: the completed data sets differ in these alone
 
 Form = Literal["binary", "number", "count", "category"]
 KIND: dict[Form, Response] = {
@@ -143,9 +144,9 @@ class ResidualColumns(AbstractBoundedColumns[Table]):
     def exponents(self) -> tuple[int, ...]:
         return (1, 1 + int(math.log2(LARGEST_RESIDUAL)))
 
-    @property
-    def judged(self) -> Sequence[int]:
-        return (0,)
+    def roots(self, piece: Table) -> Array:
+        y, w = self.response.of(piece)
+        return np.stack([w, w * (y - self.fit.predict(piece))])
 
     def over(self, rows: AnyTable, work: Callable[[Table], Result]) -> Iterable[Result]:
         return over_blocks(rows, work)
@@ -284,7 +285,18 @@ class Chains:
 def impute(
     study: Study, counts: MissingCounts, base: Filled, levels: Levels, n: int
 ) -> Flow[tuple[View, ...]]:
-    """Return the views of the m completed data sets; the chains go on in the same rounds."""
+    """Return the views of the m completed data sets; the chains go on in the same rounds.
+
+    Sums over two completed data sets differ by the records with missing values alone, so that few of those
+    are refused.
+    """
+    for name in counts.affected(study.variables, "impute"):
+        if counts.counts[name] < FEWEST_MISSING:
+            raise InputError(
+                f"variables: '{name}' is missing in fewer than {FEWEST_MISSING} records of all silos. "
+                "Imputed data sets differ in these alone, and would disclose them. Leave these records out, "
+                f"or take '{name}' out of the formulas"
+            )
     common = Chains(study=study, counts=counts, levels=levels, n=n)
     return tuple((yield from together([_chain(common, base, j) for j in range(study.imputations)])))
 

@@ -1,36 +1,47 @@
-"""The columns of all models of one response, judged together.
+"""The columns of all models whose residuals are the same, judged together.
 
 At the start of their fits, two models of the same response disclose sums of the same residuals times
 different columns, and hence sums for the differences of columns between the models. A silo keeps the columns
-that were asked for each response, and judges their union whenever a model adds columns to it.
+that were asked for each response, and judges their union whenever a model adds columns to it. Columns of one
+name are several where models are fitted to several completions of the same records. So are those of models
+that share residuals but not weights, such as the fluctuations under several rules.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from fedtmle.model.leverage import PersonRows, largest_leverage
-from fedtmle.model.submodel import LOOK_ROWS, AbstractSubmodel, GeneralisedLinear
-from fedtmle.model.types import Array, scaled
+from fedtmle.model.submodel import LOOK_ROWS, AbstractSubmodel, GeneralisedLinear, StreamedLinear
+from fedtmle.model.types import Array, matrix, scaled
 from fedtmle.protocol.query import Model
 
 
 @dataclass
 class _Response:
-    """A response and its weights, shape (N,), and the columns that models of it have, by name."""
+    """A response and its weights, shape (N,), or what models share instead, and their columns by name."""
 
     y: Array | None
     w: Array | None
-    columns: dict[str, Array] = field(default_factory=dict)
+    shared: Hashable = None
+    columns: dict[str, list[Array]] = field(default_factory=dict)
 
     def is_of(self, submodel: GeneralisedLinear) -> bool:
-        return _same(self.y, submodel.y) and _same(self.w, submodel.w)
+        return self.shared is None and _same(self.y, submodel.y) and _same(self.w, submodel.w)
+
+    def add(self, name: str, column: Array, by_name: bool) -> bool:
+        """Keep a column unless it (or, ``by_name``, one of its name) is known; return whether it is new."""
+        known = self.columns.setdefault(name, [])
+        if (by_name and known) or any(_same(each, column) for each in known):
+            return False
+        known.append(column)
+        return True
 
     def rows(self) -> Iterator[PersonRows]:
-        columns = list(self.columns.values())
+        columns = [column for known in self.columns.values() for column in known]
         for start in range(0, len(columns[0]), LOOK_ROWS):
             part = slice(start, start + LOOK_ROWS)
             rows = np.stack([column[part] for column in columns])
@@ -39,8 +50,13 @@ class _Response:
 
 @dataclass
 class Designs:
-    """The columns that were asked in one session, by response."""
+    """The columns that were asked in one session, by response.
 
+    Columns of the same name but with other values, as in several completions of the same records, count as
+    several unless ``by_name``: under masks the records of all silos hide what differs between completions.
+    """
+
+    by_name: bool = False
     _responses: list[_Response] = field(default_factory=list)
     _known: dict[int, Model] = field(default_factory=dict)  # models that were added, by id
 
@@ -50,20 +66,52 @@ class Designs:
         It is 0 if the model adds no columns. An upper bound may be returned if it is at most ``enough``.
         """
         names = model.design_names
-        if id(model) in self._known or names is None or not isinstance(submodel, GeneralisedLinear):
+        if id(model) in self._known or names is None:
+            return 0.0
+        shared = model.shared_residuals
+        columns: Iterable[Array]
+        if shared is not None:
+            response, columns = self._sharing(shared), _disclosed(submodel, model.dim)
+        elif isinstance(submodel, GeneralisedLinear):
+            response, columns = self._response_of(submodel), scaled(submodel.X).columns
+        else:
             return 0.0
         self._known[id(model)] = model
-        response = next((each for each in self._responses if each.is_of(submodel)), None)
-        if response is None:
-            response = _Response(submodel.y, submodel.w)
-            self._responses.append(response)
-        design = scaled(submodel.X)
-        before = len(response.columns)
-        for name, column in zip(names, design.columns, strict=True):
-            response.columns.setdefault(name, column)
-        if not before or len(response.columns) == before:
+        is_first = not response.columns
+        is_new = [
+            response.add(name, column, self.by_name and shared is None)
+            for name, column in zip(names, columns, strict=True)
+        ]
+        if is_first or not any(is_new):
             return 0.0  # the model's own columns are judged wherever it is evaluated
         return largest_leverage(response.rows, enough=enough)
+
+    def _response_of(self, submodel: GeneralisedLinear) -> _Response:
+        for known in self._responses:
+            if known.is_of(submodel):
+                return known
+        self._responses.append(_Response(submodel.y, submodel.w))
+        return self._responses[-1]
+
+    def _sharing(self, shared: Hashable) -> _Response:
+        for known in self._responses:
+            if known.shared == shared:
+                return known
+        self._responses.append(_Response(None, None, shared))
+        return self._responses[-1]
+
+
+def _disclosed(submodel: AbstractSubmodel, dim: int) -> Array:
+    """Return what a gradient discloses of each person, without the residual that models share, (d, N)."""
+    match submodel:
+        case GeneralisedLinear():
+            X = matrix(submodel.X)
+            return X if submodel.w is None else X * submodel.w
+        case StreamedLinear():
+            parts = list(submodel.table.map(lambda batch: _disclosed(submodel.design(batch), dim)))
+        case _:
+            parts = [piece.rows for piece in submodel.disclosed_rows(np.zeros(dim))]
+    return np.concatenate(parts, axis=1)
 
 
 def _same(left: Array | None, right: Array | None) -> bool:

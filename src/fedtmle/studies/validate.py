@@ -127,10 +127,8 @@ def validate(path: str | Path) -> Validation:
         if held and not defects:
             defects += _obstacles(file, held)
         if not defects:
-            warnings += [
-                Defect(message=warning, file=str(path))
-                for warning in differing_silos(file.study, _held(tables))
-            ]
+            about = [*_own_columns(file), *differing_silos(file.study, _held(tables))]
+            warnings += [Defect(message=warning, file=str(path)) for warning in about]
     return Validation(
         file=file,
         schema=schema,
@@ -138,6 +136,17 @@ def validate(path: str | Path) -> Validation:
         defects=tuple(defects),
         warnings=(*warnings, *_read_twice(Path(path), silos, files), *_at_edges(schema, _held(tables))),
     )
+
+
+def _own_columns(file: StudyFile) -> list[str]:
+    """Return a warning if a formula of a masked study has a column that one silo alone fills."""
+    if not (file.study.uses_silo and study_here(file).aggregation == "masked"):
+        return []
+    return [
+        "C(silo): the total of a column that one silo alone fills is this silo's own sum, so that masks do "
+        "not hide it from the server. Leave C(silo) out of the formulas, or ask the owners whether they "
+        "allow it"
+    ]
 
 
 def _held(tables: Mapping[str, AnyTable | CountedTable]) -> dict[str, Table]:

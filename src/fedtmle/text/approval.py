@@ -8,6 +8,12 @@ from fedtmle.studies.approval import MOST_BITS, Approval, Decided, worst_finding
 from fedtmle.text.preview import lowered, verdict
 from fedtmle.text.risk import sentence
 
+OWN_COLUMNS = (
+    "A formula has C(silo). The total of its column for your silo is your silo's own sum, so that masks do "
+    "not hide it: the server reads how many people you have, and sums over them. Ask for a study without "
+    "C(silo) if you would not approve it with open sums."
+)
+
 
 def render(approval: Approval) -> str:
     """Return the whole of it; the words of the study follow a dash, a name or a bullet of ours."""
@@ -36,6 +42,8 @@ def render(approval: Approval) -> str:
         lines += ["", *wrapped("LOOK: numbers inside I() can single out one person. Ask why they are there:")]
         for each in approval.literals:
             lines += _bullet(each)
+    if approval.has_own_columns:
+        lines += ["", *wrapped(f"LOOK: {OWN_COLUMNS}")]
     lines += lowered(approval.lowered)
     return "\n".join([*lines, "", *_past(approval), "", *_verdicts(approval)])
 

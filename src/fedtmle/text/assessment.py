@@ -18,7 +18,7 @@ from fedtmle.protocol.policy import Policy
 from fedtmle.studies.approval import Approval
 from fedtmle.studies.preview import Preview
 from fedtmle.studyfile.schema import schema_of
-from fedtmle.text.approval import exposure
+from fedtmle.text.approval import OWN_COLUMNS, exposure
 from fedtmle.text.preview import explained, message_parts, refusal, sent_size
 from fedtmle.text.risk import sentence
 from fedtmle.version import __version__
@@ -221,6 +221,8 @@ def _risk(plan: Plan, study: Study, approval: Approval) -> list[str]:
     if approval.literals:
         terms = "; ".join(f"`{_cell(each)}`" for each in approval.literals)
         lines += [f"* **Numbers inside I() can single out one person.** Ask why they are there: {terms}."]
+    if approval.has_own_columns:
+        lines += [f"* **{OWN_COLUMNS}**"]
     if not plan.is_masked:
         lines += [
             "* The server reads this silo's sums, and could compare them over rounds and studies. From them "

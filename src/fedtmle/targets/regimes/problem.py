@@ -153,11 +153,16 @@ class RegimeProblem(AbstractLongProblem[RegimeLaw, Table]):
             return self.over(rows, lambda table: work(self._long(law, table)))
 
         return GroupedLinear(
-            people=rows.n_rows, dim=self.dim, family=Family.LOGISTIC, bound=self.row_bound(law), over=over
+            people=rows.n_rows,
+            dim=self.dim,
+            family=Family.LOGISTIC,
+            bound=self.row_bound(law),
+            over=over,
+            has_groups=True,
         )
 
     def _long(self, law: RegimeLaw, table: Table) -> LongRows:
-        """Return a row for each person, mean and period with a weight."""
+        """Return a row for each person, period and mean with a weight; the means of a period are a group."""
         evaluated = self.evaluate(law, table)
         weight = self.sequence.weight(table)
         shape = (len(evaluated), self.terms, table.n_rows)
@@ -166,7 +171,7 @@ class RegimeProblem(AbstractLongProblem[RegimeLaw, Table]):
             periods = len(rows.weights)
             weights[r, :periods] = rows.weights * (weight * self.sequence.inside(self.chains[r], table))
             outcomes[r, :periods], logits[r, :periods] = rows.outcomes, rows.logits
-        person, chain, period = np.nonzero((weights > 0).transpose(2, 0, 1))
+        person, period, chain = np.nonzero((weights > 0).transpose(2, 1, 0))
         X = np.zeros((self.dim, len(person)))
         X[chain, np.arange(len(person))] = -self.reach
         design = GeneralisedLinear(
@@ -178,7 +183,8 @@ class RegimeProblem(AbstractLongProblem[RegimeLaw, Table]):
             bound=self.row_bound(law),
             y_largest=1.0,
         )
-        return LongRows(design, np.bincount(person, minlength=table.n_rows))
+        counts = np.bincount(person, minlength=table.n_rows)
+        return LongRows(design, counts, groups=person * self.terms + period)
 
     # The rows' contributions to the closing sums.
 

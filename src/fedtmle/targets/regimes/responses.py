@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from typing import final
 
@@ -65,6 +66,14 @@ class ModifiedRows(AbstractResponse):
     def periods(self) -> int:
         return 2
 
+    @property
+    def is_public(self) -> bool:
+        return True
+
+    @property
+    def shared_residuals(self) -> Hashable:
+        return "modified rows", self.period  # at zero, 1/2 in the observed row and -1/2 in the modified one
+
     def expand(self, table: Table) -> tuple[Table, IntArray]:
         counts = 2 * self.timeline.follow(table).at_risk[self.period - 1].astype(np.int64)
         rows = np.repeat(np.arange(table.n_rows), counts)
@@ -102,6 +111,10 @@ class Fluctuated(AbstractResponse):
     sequence: SequentialRules
     chain: ChainFit
     period: int
+
+    @property
+    def shared_residuals(self) -> Hashable:
+        return "fluctuations", self.period, self.chain.horizon  # rules and strata differ by their weights
 
     def of(self, table: Table) -> tuple[Array, Array]:
         followed = self.sequence.timeline.follow(table)
