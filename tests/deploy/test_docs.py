@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -23,6 +24,7 @@ COMMANDS = [
     for line in block.splitlines()
     if line
 ]
+LOWER = "fedtmle silo approve study.toml --silo silo.toml --lower"
 VERBS = [
     "fedtmle deploy demo",
     "pip install",
@@ -45,6 +47,7 @@ VERBS = [
     "fedtmle silo assess",
     "fedtmle silo page",
     "fedtmle silo notify",
+    LOWER,
     "fedtmle resume",
     "fedtmle cancel",
     "fedtmle deploy backup",
@@ -57,7 +60,7 @@ def words(command: str, **places: str) -> list[str]:
     """A command of the documentation with its example names replaced by real ones."""
     for name, real in places.items():
         command = re.sub(rf"(?<![\w./-]){re.escape(name.replace('_', '.'))}(?![\w.-])", real, command)
-    return [sys.executable, "-m", *command.split()]
+    return [sys.executable, "-m", *shlex.split(command)]
 
 
 def run(command: list[str], folder: Path, *, code: int = 0) -> str:
@@ -115,10 +118,16 @@ def test_a_consortium_from_the_first_command_to_the_last(tmp_path: Path) -> None
             place = {"silo_toml": f"{name}.toml"}
             run(words(command["fedtmle silo preview"], **place), tmp_path)
             run(words(command["fedtmle silo assess"], **place), tmp_path)
-            run([*words(command["fedtmle silo approve"], **place), "--yes"], tmp_path)
+            approve = "fedtmle silo approve" if name == "south" else LOWER
+            run([*words(command[approve], **place), "--yes"], tmp_path)
         printed, told = waiting.communicate(timeout=120)
         assert waiting.returncode == 0, printed + told
         assert "waiting for its owner's approval" in told
+        lowered = "min_arm_rows is 5 instead of 10: rare disease; decision 12/2026"
+        decisions = [sys.executable, "-m", "fedtmle", "silo", "decisions", "--silo", "north.toml"]
+        assert f"Lowered: {lowered}" in " ".join(run(decisions, tmp_path).split())
+        assert f"silo 'north' lowered a limit of its policy: {lowered}" in " ".join(printed.split())
+        _lower_in_the_silo_file(tmp_path / "north.toml")
         run([sys.executable, "-m", "fedtmle", "run", "study.toml", "--out", "here.json"], tmp_path)
         assert (tmp_path / "result.json").read_bytes() == (tmp_path / "here.json").read_bytes()
         (record,) = (tmp_path / "consortium" / "server" / "runs").iterdir()
@@ -158,6 +167,16 @@ def test_an_interrupted_demo_leaves_nothing_running(tmp_path: Path) -> None:
     demo.terminate()
     demo.wait(timeout=60)
     assert _inside(tmp_path) == []
+
+
+def _lower_in_the_silo_file(path: Path) -> None:
+    """Write the documentation's example of a lowered limit into a silo file that has a policy."""
+    ((keys, reasons),) = re.findall(
+        r"```toml\n\[policy\]\n(.*?)(\n\[policy.reasons\]\n.*?)```", DOCS, flags=re.DOTALL
+    )
+    text = path.read_text(encoding="utf-8")
+    reasons = reasons.replace("decision 12/2026 of the data protection officer", "decision 12/2026")
+    path.write_text(text.replace("[policy]", f"[policy]\n{keys}", 1) + reasons, encoding="utf-8")
 
 
 def _inside(folder: Path) -> list[int]:

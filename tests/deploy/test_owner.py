@@ -63,7 +63,8 @@ class Browser:
     def form(self, plan: str, decision: str, **other: str) -> dict[str, str]:
         _, page = self.get(f"/study/{plan}")
         (key,) = re.findall('name="key" value="([^"]+)"', page)
-        return {"key": key, "plan": plan, "decision": decision, "note": ""} | other
+        (shown,) = re.findall('name="shown" value="([^"]+)"', page)
+        return {"key": key, "plan": plan, "shown": shown, "decision": decision, "note": ""} | other
 
 
 @pytest.fixture
@@ -113,6 +114,35 @@ def test_a_study_is_approved_for_the_rows_that_are_there(browser: Browser, place
     assert "approved 20" in browser.get("/")[1]
     assert browser.post("/decide", browser.form(plan, "reject"))[0] == 303
     assert not home.approvals.current()[plan].approved
+
+
+@pytest.mark.parametrize("changed", ["policy", "data"])
+def test_what_changed_since_the_page_was_shown_is_not_approved(
+    browser: Browser, place: tuple[Home, str], changed: str
+) -> None:
+    """The page signs nothing that it did not show: not the policy or the records of another day."""
+    home, plan = place
+    browser.enter()
+    stale = browser.form(plan, "approve")
+    lowered = '\n[policy]\nmin_arm_rows = 5\n\n[policy.reasons]\nmin_arm_rows = "rare disease"\n'
+    before = browser.get(f"/study/{plan}")[1]
+    if changed == "policy":
+        home.file.path.write_text(home.file.path.read_text() + lowered)
+    else:
+        records = home.file.path.parent / "infants.csv"
+        records.write_text("\n".join(records.read_text().splitlines()[:-1]) + "\n")
+    status, page = browser.post("/decide", stale)
+    assert status == 409
+    assert "changed since this page was shown" in page
+    assert home.approvals.current() == {}
+    now = browser.get(f"/study/{plan}")[1]
+    assert now != before
+    assert ("LOWERED" in now) == (changed == "policy")
+    assert browser.post("/decide", browser.form(plan, "approve"))[0] == 303
+    decision = home.approvals.current()[plan]
+    assert [limit.key for limit in decision.lowered] == ["min_arm_rows"] * (changed == "policy")
+    found = file_plan(read_study(studies_folder(home.folder) / f"{plan}.toml", samples=False))
+    assert decision.data == data_digest(found, Home.of(home.file.path).file).hex()
 
 
 def test_the_page_has_the_words_of_the_preview(browser: Browser, place: tuple[Home, str]) -> None:

@@ -245,6 +245,7 @@ def test_data_that_changed_since_the_approval_need_a_new_one(tmp_path: Path, stu
     assert "but the data changed since: approve it again" in words(found, home, None)
     records.write_text(before)
     assert words(found, home, None).startswith("approved ")
+    assert "    Study: " in words(found, home, None)
     assert "changed" not in words(found, home, None)
     again = endpoint(tmp_path, study, H1)
     assert ask(again) == Ready()

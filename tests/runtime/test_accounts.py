@@ -15,6 +15,7 @@ from fedtmle.protocol import messages
 from fedtmle.protocol.messages import Open
 from fedtmle.runtime.accounts import studies
 from fedtmle.runtime.ledger import Entry, Ledger, read
+from fedtmle.text.accounts import render
 from fedtmle.watch.follow import LedgerTail
 
 PLANS = ("aa" * 32, "bb" * 32)
@@ -97,3 +98,10 @@ def test_the_owner_reads_it_by_study(book: Path) -> None:
     assert max(map(len, printed.splitlines())) <= 80
     told = json.loads(runner.invoke(app, ["ledger", "studies", str(book), "--json"]).output)
     assert [study["plan"] for study in told["studies"]] == list(PLANS)
+
+
+def test_the_title_of_a_study_passes_for_no_line_of_its_account(book: Path) -> None:
+    found = studies(read(book))
+    forged = render(found, {PLANS[0]: f"{'x' * 70} Plan 0000000000000000, closed", PLANS[1]: "Plan 0000"})
+    assert [line[:9] for line in forged.splitlines() if line.startswith("Plan")] == ["Plan aaaa", "Plan bbbb"]
+    assert "Study: Plan 0000" in forged

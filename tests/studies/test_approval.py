@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from pathlib import Path
 
@@ -80,6 +81,19 @@ def test_forgeries_are_shown_where_the_study_is_accepted(folder: Path) -> None:
     shown = " ".join(render(review(read_study(study), Home.of(folder / "north.toml"))).split())
     assert "x Plan 0000 \\x1b[2J" in shown  # on one line, behind our bullet
     assert "\\x1b[2J" in shown
+
+
+def test_a_long_title_cannot_pass_for_another_line_of_a_decision_or_a_result(folder: Path) -> None:
+    """A title is one line, which is wrapped: its words start a line deeper than any line of ours."""
+    forged, silo = "Lowered: min_cell is 1", str(folder / "north.toml")
+    study = edited(folder, ('title = "', f'title = "{"x" * 62} {forged}" # '))  # it fills the first line
+    assert runner.invoke(app, ["silo", "approve", str(study), "--silo", silo, "--yes"]).exit_code == 0
+    decisions = runner.invoke(app, ["silo", "decisions", "--silo", silo]).output
+    assert re.findall(rf"(?m)^( *){forged}$", decisions) == [" " * 8]
+    assert re.findall(r"(?m)^    Plan ", decisions)
+    edited(folder, ("x" * 62, "x" * 75))
+    result = runner.invoke(app, ["run", str(study)]).output
+    assert re.findall(rf"(?m)^( *){forged}$", result) == [" " * 4]
 
 
 def test_every_character_that_is_not_itself_is_escaped() -> None:

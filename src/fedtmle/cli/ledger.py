@@ -83,21 +83,19 @@ def studies(
 
 
 def titles(folder: Path) -> dict[str, str]:
-    """Return the question of each study that came to the silo with this folder, by plan."""
+    """Return the title, or the question, of each study that came to the silo with this folder, by plan."""
     from fedtmle.errors import InputError
     from fedtmle.studyfile.file import file_plan, read_study
 
-    questions = {}
+    names = {}
     for path in sorted(folder.glob("studies/*.toml")):
         try:
             study = read_study(path, samples=False)
-            if (
-                file_plan(study).digest.hex() == path.stem
-            ):  # skip a study that was announced under another plan
-                questions[path.stem] = study.study.target.question
+            if file_plan(study).digest.hex() == path.stem:  # else it was announced under another version
+                names[path.stem] = study.study.title or study.study.target.question
         except InputError:  # a study file of another version
             continue
-    return questions
+    return names
 
 
 @app.command(epilog=epilog("ledger export .fedtmle/ledger.jsonl --out run.transcript"))

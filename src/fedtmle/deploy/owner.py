@@ -7,6 +7,7 @@ account of the machine nor another site in the owner's browser can decide. The p
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import re
 import secrets
@@ -18,13 +19,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, urlsplit
 
 from fedtmle.deploy import owner_page as pages
-from fedtmle.deploy.studies import ReceivedStudy, came_to
+from fedtmle.deploy.studies import ReceivedStudy, came_to, described
 from fedtmle.errors import FedTMLEError, InputError
 from fedtmle.protocol.plan import Plan
 from fedtmle.runtime import accounts
 from fedtmle.runtime.ledger import read
 from fedtmle.studies.approval import Approval, review
-from fedtmle.studies.home import Home
+from fedtmle.studies.home import Home, data_digest
 from fedtmle.studyfile.file import file_plan, read_study, study_of
 from fedtmle.text import accounts as account_text
 from fedtmle.text import approval as approval_text
@@ -45,12 +46,16 @@ class OwnerServer(ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self, home: Home, *, port: int = 0, open_plans: OpenPlans = lambda: None) -> None:
-        self.home, self.open_plans = home, open_plans
+        self._silo_file, self.open_plans = home.file.path, open_plans
         self.lock = threading.Lock()  # one decision or rehearsal at a time
         self.form_key = secrets.token_urlsafe(32)
         self._token, self._session = secrets.token_urlsafe(32), ""
-        self._reviewed: dict[str, Approval] = {}
         super().__init__(("127.0.0.1", port), _OwnerHandler)
+
+    @property
+    def home(self) -> Home:
+        """The silo's home, with the silo file as it is now: a page may be open for weeks."""
+        return Home.of(self._silo_file)
 
     @property
     def origin(self) -> str:
@@ -83,47 +88,57 @@ class OwnerServer(ThreadingHTTPServer):
                 return found, read_plan
         raise InputError("no such study came to this silo")
 
-    def rehearse(self, plan: Plan) -> str:
-        """Return the words of `fedtmle silo approve` and of `fedtmle silo preview` for a plan."""
-        with self.lock:
-            shown = self._review(plan)
-        return f"{approval_text.render(shown)}\n\n{render(shown.preview)}"
+    def rehearse(self, plan: Plan) -> tuple[str, str]:
+        """Return the words of `fedtmle silo approve` and `preview` for a plan, and a digest.
 
-    def _review(self, plan: Plan) -> Approval:
-        """Return what the owner is shown before approving a plan; it is computed once and kept."""
-        key = plan.digest.hex()
-        if key not in self._reviewed:
-            found, _ = self.study(key)
-            self._reviewed[key] = review(read_study(found.path, samples=False), self.home)
-        return self._reviewed[key]
-
-    def decide(self, plan: Plan, *, approved: bool, note: str) -> None:
-        """Sign and store the owner's decision."""
+        The digest is of the words, which depend on the policy and on earlier studies, and of the data.
+        """
         with self.lock:
-            if approved:
-                self._reviewed.pop(plan.digest.hex(), None)  # other studies may have been answered since
-                shown = self._review(plan)
-                if shown.conflicts:
-                    raise InputError(f"earlier studies forbid this one: {' '.join(shown.conflicts)}")
-                self.home.approve(plan, note=note, bits=shown.bits)
-            else:
-                self.home.reject(plan, note=note)
+            home = self.home
+            shown = self._review(plan, home)
+            return _words_of(shown), _digest_of(shown, plan, home)
+
+    def _review(self, plan: Plan, home: Home) -> Approval:
+        found, _ = self.study(plan.digest.hex())
+        return review(read_study(found.path, samples=False), home)
+
+    def decide(self, plan: Plan, *, approved: bool, note: str, digest: str) -> None:
+        """Sign and store the owner's decision; ``digest`` is that of the words that the owner approves."""
+        with self.lock:
+            home = self.home
+            if not approved:
+                home.reject(plan, note=note)
+                return
+            shown = self._review(plan, home)
+            if shown.conflicts:
+                raise InputError(f"earlier studies forbid this one: {' '.join(shown.conflicts)}")
+            if not _same(digest, _digest_of(shown, plan, home)):
+                raise InputError(
+                    "your silo file, your data or the earlier studies changed since this page was shown; "
+                    "nothing was recorded; open the study again, read it and decide"
+                )
+            home.approve(plan, note=note, bits=shown.bits)
 
     def overview(self) -> str:
         """Return the list of studies and their accounts."""
-        open_plans, rows = self.open_plans(), []
-        for found in reversed(came_to(self.home)):
-            try:
-                study = read_study(found.path, samples=False).study
-                words = study.title or study.target.question
-            except InputError:
-                words = "(a study of another version of fedtmle)"
+        home, open_plans, rows = self.home, self.open_plans(), []
+        for found in reversed(came_to(home)):
             closed = open_plans is not None and found.plan not in open_plans
-            rows.append(pages.ListedStudy(plan=found.plan, words=words, state=_state(found, closed)))
-        path = self.home.ledger_path
+            rows.append(
+                pages.ListedStudy(plan=found.plan, words=described(found), state=_state(found, closed))
+            )
+        path = home.ledger_path
         found_accounts = accounts.studies(read(path)) if path.exists() else []
-        questions = {row.plan: row.words for row in rows}
-        return pages.overview(self.home.file.name, rows, account_text.render(found_accounts, questions))
+        names = {row.plan: row.words for row in rows}
+        return pages.overview(home.file.name, rows, account_text.render(found_accounts, names))
+
+
+def _words_of(shown: Approval) -> str:
+    return f"{approval_text.render(shown)}\n\n{render(shown.preview)}"
+
+
+def _digest_of(shown: Approval, plan: Plan, home: Home) -> str:
+    return hashlib.sha256(_words_of(shown).encode() + data_digest(plan, home.file)).hexdigest()
 
 
 def _state(found: ReceivedStudy, closed: bool) -> str:
@@ -184,7 +199,8 @@ class _OwnerHandler(BaseHTTPRequestHandler):
         try:
             _, plan = self.server.study(form.get("plan", ""))
             approved = form["decision"] == "approve"
-            self.server.decide(plan, approved=approved, note=form.get("note", "")[:500])
+            note, digest = form.get("note", "")[:500], form.get("shown", "")
+            self.server.decide(plan, approved=approved, note=note, digest=digest)
         except (FedTMLEError, OSError) as error:
             self._send(HTTPStatus.CONFLICT, pages.message(_words(error), back=True))
             return
@@ -193,6 +209,7 @@ class _OwnerHandler(BaseHTTPRequestHandler):
     def _study(self, digest: str) -> str:
         found, plan = self.server.study(digest)
         study = study_of(plan)
+        preview, shown = self.server.rehearse(plan)
         return pages.study(
             title=study.title,
             question=study.target.question,
@@ -200,7 +217,8 @@ class _OwnerHandler(BaseHTTPRequestHandler):
             silos=list(plan.silos),
             state=_state(found, closed=False),
             goes_on=plan.program.goes_on,
-            preview=self.server.rehearse(plan),
+            preview=preview,
+            shown=shown,
             text=found.path.read_text(encoding="utf-8", errors="replace"),
             key=self.server.form_key,
         )

@@ -78,10 +78,14 @@ def study(
     state: str,
     goes_on: bool,
     preview: str,
+    shown: str,
     text: str,
     key: str,
 ) -> str:
-    """Return the page of one study: what it asks, what would leave, and the form to decide."""
+    """Return the page of one study: what it asks, what would leave, and the form to decide.
+
+    ``shown`` is a digest of what the owner reads on it, which comes back with the decision.
+    """
     absent = "<p>The study goes on without a silo that refuses or is absent when it opens.</p>" * goes_on
     body = [
         '<p><a href="/">All studies</a></p>',
@@ -93,6 +97,7 @@ def study(
         '<form method="post" action="/decide">',
         f'<input type="hidden" name="key" value="{escape(key)}">',
         f'<input type="hidden" name="plan" value="{escape(plan)}">',
+        f'<input type="hidden" name="shown" value="{escape(shown)}">',
         "<label>A note for your own records<br>",
         '<input name="note" maxlength="500" autocomplete="off"></label>',
         '<button name="decision" value="approve">Approve this plan</button>',

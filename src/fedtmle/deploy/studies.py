@@ -14,6 +14,7 @@ from pathlib import Path
 from fedtmle.data.silofile import CsvFile
 from fedtmle.engine.post import studies_folder
 from fedtmle.errors import FedTMLEError
+from fedtmle.layout import wrapped
 from fedtmle.runtime.approvals import Decision
 from fedtmle.studies.home import Home, data_digest
 from fedtmle.studyfile.file import file_plan, read_study
@@ -47,16 +48,30 @@ def came_to(home: Home) -> list[ReceivedStudy]:
 
 
 def words(study: ReceivedStudy, home: Home, open_plans: Sequence[str] | None) -> str:
-    """Return where a study stands, and what its owner can do; ``open_plans`` are those the server lists."""
+    """Return where a study stands, its title, and what its owner can do, on several lines.
+
+    ``open_plans`` are the plans that the server lists.
+    """
     arguments = f"{shlex.quote(str(study.path))} --silo {shlex.quote(str(home.file.path))}"
+    preview, approve = f"    fedtmle silo preview {arguments}", f"    fedtmle silo approve {arguments}"
+    named = wrapped(described(study), first="    Study: ", indent=" " * 8)
     if study.decision is not None:
         decided = f"{'approved' if study.decision.approved else 'rejected'} {study.decision.time}"
-        again = f"\n    fedtmle silo approve {arguments}"
-        changed = f"{decided}, but the data changed since: approve it again{again}"
-        return changed if _has_other_data(study, study.decision, home) else decided
+        if not _has_other_data(study, study.decision, home):
+            return "\n".join([decided, *named])
+        return "\n".join([f"{decided}, but the data changed since: approve it again", *named, approve])
     if open_plans is not None and study.plan not in open_plans:
-        return "closed by the coordinator; nothing was decided"
-    return f"waits for you:\n    fedtmle silo preview {arguments}\n    fedtmle silo approve {arguments}"
+        return "\n".join(["closed by the coordinator; nothing was decided", *named])
+    return "\n".join(["waits for you:", *named, preview, approve])
+
+
+def described(study: ReceivedStudy) -> str:
+    """Return the title of a study that came, or its question."""
+    try:
+        found = read_study(study.path, samples=False).study
+    except FedTMLEError:
+        return "(a study of another version of fedtmle)"
+    return found.title or found.target.question
 
 
 def _has_other_data(study: ReceivedStudy, decision: Decision, home: Home) -> bool:

@@ -8,17 +8,17 @@ from fedtmle.layout import bits, phase_name, wrapped
 from fedtmle.runtime.accounts import StudyAccount
 
 
-def render(accounts: Sequence[StudyAccount], questions: Mapping[str, str]) -> str:
-    """Return all accounts; ``questions`` has the question of a study by its plan, where it is known."""
+def render(accounts: Sequence[StudyAccount], names: Mapping[str, str]) -> str:
+    """Return all accounts; ``names`` has a study's title, or its question, by plan, where it is known."""
     if not accounts:
         return "No study has been answered yet."
-    blocks = [_account(account, questions.get(account.plan, "")) for account in accounts]
+    blocks = [_account(account, names.get(account.plan, "")) for account in accounts]
     return "\n\n".join("\n".join(block) for block in blocks)
 
 
-def _account(account: StudyAccount, question: str) -> list[str]:
+def _account(account: StudyAccount, name: str) -> list[str]:
     state = "closed" if account.closed else "not closed"
-    lines = wrapped(question) if question else []
+    lines = wrapped(name, first="Study: ", indent=" " * 8) if name else []
     plan = account.plan[:16] or "(unknown)"
     lines.append(f"Plan {plan}, {account.first[:16]} to {account.last[:16]}, {state}")
     lines.append(

@@ -54,11 +54,12 @@ def render_decision(decided: Decided) -> str:
     words = "approved" if decision.approved else "rejected"
     left = f", after {decided.answers:,} answers had left" if decided.answers else ""
     lines = [f"{decision.time[:19]}  {words}{left}{'' if decided.in_force else ' (replaced below)'}"]
-    lines += wrapped(decision.title, first="    Title: ", indent="    ") if decision.title else []
+    deeper = " " * 8  # a long title must not start a line where "Lowered:" or "Plan" could stand
+    lines += wrapped(decision.title, first="    Title: ", indent=deeper) if decision.title else []
     lines.append(f"    Plan {decision.plan}")
-    lines += wrapped(decision.note, first="    Note: ", indent="    ") if decision.note else []
+    lines += wrapped(decision.note, first="    Note: ", indent=deeper) if decision.note else []
     for limit in decision.lowered:
-        lines += wrapped(lowered_limit(limit), first="    Lowered: ", indent="    ")
+        lines += wrapped(lowered_limit(limit), first="    Lowered: ", indent=deeper)
     return "\n".join(lines)
 
 

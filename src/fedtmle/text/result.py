@@ -66,12 +66,12 @@ def _emulation(document: Document) -> Iterator[str]:
 
 
 def _question(document: Document) -> Iterator[str]:
-    yield from wrapped(document["study"].get("title") or document["question"])
+    yield from wrapped(document["study"].get("title") or document["question"], first="", indent="    ")
     target = document["study"]["target"]
     treatment = f" of {target['treatment']}" if target["treatment"] else ""
     yield f"{target['kind']}{treatment}; {document['n']:,} records in {silo_count(document)}"
     if document["study"].get("title"):
-        yield from wrapped(document["question"])
+        yield from wrapped(document["question"], first="", indent="    ")
     if is_poor(document):
         yield from wrapped(f"{POOR_OVERLAP} Read the warnings first.")
     elif document["warnings"]:
