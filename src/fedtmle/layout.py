@@ -92,6 +92,20 @@ def partial(count: int | None, hidden_in: int) -> str:
     return f"{count:,}{'+' if hidden_in else ''}"
 
 
+def decreasing(counts: Sequence[int | None], hidden_in: Sequence[int]) -> list[str]:
+    """Return counts that never rise from one period to the next, such as people at risk, as text.
+
+    A count that some silos hide is at least the sum over the others, and at least every later count: the
+    larger of these is shown with a +. It is "hidden" if nothing is known of it.
+    """
+    shown: list[str] = []
+    least = 0
+    for count, hidden in zip(reversed(counts), reversed(hidden_in), strict=True):
+        least = max(count or 0, least)
+        shown.append(f"{least:,}+" if hidden and least else "hidden" if hidden else f"{least:,}")
+    return shown[::-1]
+
+
 def silo_count(document: Document) -> str:
     """Return how many silos took part, of how many the study names."""
     joined, absent = len(document["sizes"]), len(document.get("absent", ()))

@@ -6,12 +6,12 @@ returns them. matplotlib (the extra ``figures``) is loaded when the first figure
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from fedtmle.errors import InputError
-from fedtmle.layout import Document
-from fedtmle.report import series
+from fedtmle.layout import Document, decreasing
+from fedtmle.report import series, wording
 from fedtmle.report.series import document_of
 from fedtmle.results.result import StudyResult
 from fedtmle.runtime.result import Result
@@ -177,67 +177,114 @@ def curves(result: AnyResult, *, cause: str | None = None, ax: Axes | None = Non
     """Draw each arm's risk, survival or mean time by horizon, with bands and the numbers at risk below.
 
     The shaded band holds for all horizons and arms at once. Of several causes the first is drawn, or
-    ``cause``. A number at risk that some silos hide has a +, one that all hide is "few".
+    ``cause``. Of treatment over time, the risks under each rule are drawn. Strata are not. A number at risk
+    with a + is a lower bound, because some silos hide theirs; "hidden" if nothing is known of it.
     """
     document = document_of(result)
-    drawn = document.get("curves") or []
+    over_time = [each for each in document.get("rules") or () if len(each["horizons"]) > 1]
+    drawn = [{**each, "cause": None, "population": "", "times": each["horizons"]} for each in over_time]
+    drawn = document.get("curves") or drawn
     if not drawn:
-        raise InputError("curves: the result is not of a study of time to an event")
+        raise InputError("curves: the result is not of a study of time to an event with several horizons")
     causes = list(dict.fromkeys(curve["cause"] for curve in drawn))
     chosen = causes[0] if cause is None else cause
     if chosen not in causes:
         raise InputError(f"cause: expected one of {', '.join(map(str, causes))}, not {cause!r}")
     ax = ax or _axes(height=4.0)
-    start = 1.0 if document["grid"]["measure"] == "Survival" else 0.0
+    grid = document.get("grid") or {
+        "measure": "Risk",
+        "edges": [each["period"] for each in document["periods"]],
+    }
+    start = 1.0 if grid["measure"] == "Survival" else 0.0
     for curve in (each for each in drawn if each["cause"] == chosen and not each["population"]):
         times = [0.0, *curve["times"]]
-        (line,) = ax.step(times, [start, *curve["estimate"]], where="post", label=curve["arm"])
+        name = wording.rule(document, curve["rule"]) if over_time else wording.arm(document, curve["arm"])
+        (line,) = ax.plot(times, [start, *curve["estimate"]], label=name)
+        ax.plot(curve["times"], curve["estimate"], "o", markersize=4, color=line.get_color())
         band = [start, *curve["band_low"]], [start, *curve["band_high"]]
-        ax.fill_between(times, *band, step="post", alpha=0.15, color=line.get_color(), linewidth=0)
+        ax.fill_between(times, *band, alpha=0.15, color=line.get_color(), linewidth=0)
     ax.legend(frameon=False)
-    _write_at_risk(document, ax)
-    measure = str(document["grid"]["measure"])
-    ax.set_ylabel(measure if chosen is None or len(causes) == 1 else f"{measure} of {chosen}")
+    ax.set_xlabel("period" if over_time else wording.time(document))
+    _write_at_risk(document, [0.0, *grid["edges"]], ax)
+    measure = "risk" if over_time else wording.curve_measure(document)
+    of = f" of {chosen}" if len(causes) > 1 else ""
+    ax.set_ylabel(f"{measure[:1].upper()}{measure[1:]}{of}")
     return ax
 
 
-def _write_at_risk(document: Document, ax: Axes) -> None:
-    """Write the numbers at risk below the time axis, a line for each arm.
-
-    A number is hidden if every silo hides its own; "+" marks one that some silos hide.
-    """
-    at_risk, edges = document.get("at_risk"), [0.0, *document["grid"]["edges"]]
-    ax.set_xlabel("time, and people at risk" if at_risk else "time")
-    if not at_risk:
+def _write_at_risk(document: Document, edges: Sequence[float], ax: Axes) -> None:
+    """Write the numbers at risk below the time axis, a line for each arm; under rules, one for everyone."""
+    at_risk = document.get("at_risk")
+    if at_risk:
+        arms = zip(document["arms"], at_risk["counts"], at_risk["hidden_in"], strict=True)
+        rows = {wording.arm(document, arm): decreasing(counts, hidden) for arm, counts, hidden in arms}
+        begins = [edges[period - 1] for period in at_risk["periods"]]
+    elif "periods" in document:
+        rows = {"everyone": [f"{each['at_risk']:,}" for each in document["periods"]]}
+        begins = list(edges[:-1])
+    else:
         return
-    arms = zip(document["arms"], at_risk["counts"], at_risk["hidden_in"], strict=True)
-    for row, (arm, counts, hidden) in enumerate(arms):
+    ax.annotate("at risk", (-0.02, -0.2), xycoords="axes fraction", ha="right", fontsize=8, fontweight="bold")
+    for row, (name, numbers) in enumerate(rows.items(), start=1):
         y = -0.2 - 0.07 * row
-        ax.annotate(arm, (-0.02, y), xycoords="axes fraction", ha="right", fontsize=7)
-        for period, count, silos in zip(at_risk["periods"], counts, hidden, strict=True):
-            text = "hidden" if count is None else f"{count}{'+' if silos else ''}"
-            place = edges[period - 1], y
-            ax.annotate(text, place, xycoords=("data", "axes fraction"), ha="center", fontsize=7)
+        ax.annotate(name, (-0.02, y), xycoords="axes fraction", ha="right", fontsize=8)
+        for begin, number in zip(begins, numbers, strict=True):
+            ax.annotate(number, (begin, y), xycoords=("data", "axes fraction"), ha="center", fontsize=8)
 
 
 def adherence(result: AnyResult, *, ax: Axes | None = None) -> Axes:
     """Draw the share of those at risk who have followed each rule so far, by period of treatment over time.
 
-    A period in which every silo hides its count has no point.
+    A period in which a silo hides its count has no point.
     """
-    shown = document_of(result).get("adherence")
+    document = document_of(result)
+    shown = series.adherence(document)
     if not shown:
         raise InputError("adherence: the result is not of a study of treatment over time with diagnostics")
     ax = ax or _axes()
     for each in shown:
-        counted = enumerate(zip(each["followers"], each["at_risk"], strict=True), start=1)
-        points = [(t, count / risk) for t, (count, risk) in counted if count is not None and risk]
-        ax.plot(*zip(*points, strict=True), "o-", markersize=4, label=each["rule"])
+        ax.plot(each.periods, each.shares, "o-", markersize=4, label=wording.rule(document, each.rule))
     ax.set_ylim(0.0, 1.02)
-    ax.legend(frameon=False)
+    ax.legend(frameon=False, fontsize=8)
     ax.locator_params(axis="x", integer=True)
+    ax.yaxis.set_major_formatter("{x:.0%}")
     ax.set_xlabel("period")
     ax.set_ylabel("Followed the rule so far")
+    return ax
+
+
+def weights(result: AnyResult, *, rule: str | None = None, ax: Axes | None = None) -> Axes:
+    """Draw the cumulative weights of those who have followed a rule so far, by period.
+
+    A bar is the share of these people with weights in its row; the longest is as wide as its column.
+    The first rule is drawn, or ``rule``, by its name in the result.
+    """
+    document = document_of(result)
+    shown = series.weights(document)
+    if not shown:
+        raise InputError("weights: the result is not of a study of treatment over time with diagnostics")
+    chosen = next((each for each in shown if rule in (None, each.rule)), None)
+    if chosen is None:
+        raise InputError(f"rule: expected one of {', '.join(each.rule for each in shown)}, not {rule!r}")
+    ax = ax or _axes()
+    periods = range(1, len(chosen.counts) + 1)
+    for period in periods:
+        lengths = [0.95 * share / chosen.largest for share in chosen.shares(period)]
+        ax.barh(range(len(chosen.bins)), lengths, left=period, height=0.7, color=COLOURS["silo"])
+        if chosen.counts[period - 1] is None:
+            ax.text(period + 0.5, (len(chosen.bins) - 1) / 2, "hidden", ha="center", va="center", fontsize=8)
+    marks = [
+        "+" if partial and counts else ""
+        for partial, counts in zip(chosen.is_partial, chosen.counts, strict=True)
+    ]
+    ax.set_xticks([t + 0.5 for t in periods], [f"{t}{mark}" for t, mark in zip(periods, marks, strict=True)])
+    for period in periods:
+        ax.axvline(period, color="0.85", linewidth=1, zorder=0)
+    ax.set_xlim(1, len(chosen.counts) + 1)
+    ax.set_yticks(range(len(chosen.bins)), chosen.bins)
+    ax.set_xlabel("period")
+    ax.set_ylabel("Cumulative weight")
+    ax.set_title(f"{wording.rule(document, chosen.rule)} (the longest bar is {chosen.largest:.0%})")
     return ax
 
 

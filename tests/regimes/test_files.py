@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
+import numpy as np
 import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
 import fedtmle as ft
 from fedtmle.cli import app
-from tests.regimes.law import draw
+from tests.regimes.law import RULES, draw
 
 mpl.use("Agg")
 STUDY = """\
@@ -58,13 +59,16 @@ silo1 = "silo1.toml"
 """
 
 
-def write(folder: Path, kind: str = "RegimeDifference", *, survival: bool = False, **replaced: str) -> Path:
-    records = draw(700, 2, 21, survival=survival)
+def write(
+    folder: Path, kind: str = "RegimeDifference", *, survival: bool = False, periods: int = 2, **replaced: str
+) -> Path:
+    records = draw(350 * periods, periods, 21, survival=survival)
     for k, part in enumerate((records[:320], records[320:])):
         part.drop(columns=["pair", "weight"]).to_csv(folder / f"silo{k}.csv", index=False)
         (folder / f"silo{k}.toml").write_text(f'[silo]\nname = "silo{k}"\n[data]\npath = "silo{k}.csv"\n')
     names = ("a", "l", "c", *(("y",) if survival else ()))
-    columns = ", ".join(f'{name} = ["{name}1", "{name}2"]' for name in names)
+    each = {name: ", ".join(f'"{name}{t}"' for t in range(1, periods + 1)) for name in names}
+    columns = ", ".join(f"{name} = [{listed}]" for name, listed in each.items())
     text = STUDY.format(
         kind=kind,
         outcome="y" if survival else "b",
@@ -127,6 +131,17 @@ def test_strata_and_folds_from_the_file(tmp_path: Path) -> None:
     assert "Effects were also estimated within levels of half." in page
 
 
+def test_one_large_weight_among_many_followers_is_no_reason_to_refuse(tmp_path: Path) -> None:
+    """Effective sample sizes need sums of squared weights; a silo judges them by the weights themselves."""
+    study = write(tmp_path, periods=3)
+    head, rest = study.read_text().split('kind = "Onset"')
+    study.write_text(f'{head}kind = "Static"\narm = 1\n\n[variables]{rest.split("[variables]")[1]}')
+    records = draw(1200, 3, 5).drop(columns=["pair", "weight"])
+    for k, part in enumerate((records[:560], records[560:])):
+        part.to_csv(tmp_path / f"silo{k}.csv", index=False)
+    assert "1 vs 0" in called("run", study)
+
+
 def test_defects_have_their_lines(tmp_path: Path) -> None:
     study = write(tmp_path)
     study.write_text(study.read_text().replace('"l1", "l2"', '"l1"'))
@@ -143,10 +158,70 @@ def test_figures(tmp_path: Path) -> None:
     result = ft.run(study(periods=2, diagnostics=True), {"one": records[:200], "two": records[200:]})
     drawn = ft.plots.adherence(result)
     assert drawn.get_ylabel() == "Followed the rule so far"
+    rules = [each["rule"] for each in result.document["adherence"]]
     labels = [text.get_text() for text in drawn.get_legend().get_texts()]
-    assert labels == [each["rule"] for each in result.document["adherence"]]
+    assert labels == ["always 0", "always 1", *rules[2:]]
+    shown = result.document["adherence"][1]
+    share = shown["followers"][1] / shown["at_risk"][1]
+    assert np.asarray(drawn.get_lines()[1].get_ydata())[1] == share
+    hidden = {**result.document, "adherence": [{**each, "hidden_in": [0, 1]} for each in (shown,)]}
+    assert np.array_equal(ft.plots.adherence(hidden).get_lines()[0].get_xdata(), [1])  # a part is no share
+    bars = ft.plots.weights(result, rule="1")
+    counts = shown["weight_counts"]
+    largest = max(count / sum(row) for row in counts for count in row)
+    assert "always 1" in bars.get_title()
+    widths = [width for bar in bars.patches if (width := bar.get_window_extent().width) > 0]
+    assert len(widths) == sum(1 for row in counts for count in row if count)
+    assert max(widths) == pytest.approx(0.95 * bars.get_window_extent().width / 2)  # of two periods
+    assert f"{largest:.0%}" in bars.get_title()
+    with pytest.raises(ft.InputError, match="rule: expected one of 0, 1"):
+        ft.plots.weights(result, rule="2")
+    with pytest.raises(ft.InputError, match="with several horizons"):
+        ft.plots.curves(result)
     result.save(tmp_path / "r.json")
     assert ft.load(tmp_path / "r.json").document["adherence"] == result.document["adherence"]
+
+
+def test_risks_over_time_are_drawn_with_the_people_at_risk() -> None:
+    from fedtmle.report.page import render
+    from tests.regimes.law import study
+
+    records = draw(900, 2, 22, survival=True)
+    asked = study(ft.RegimeDifference, periods=2, survival=True, horizons=(1, 2), rules=RULES[:2])
+    result = ft.run(asked, {"one": records[:400], "two": records[400:]})
+    drawn = ft.plots.curves(result)
+    risks = result.document["rules"]
+    assert [np.asarray(line.get_ydata())[-1] for line in drawn.get_lines()[::2]] == [
+        each["estimate"][-1] for each in risks
+    ]
+    at_risk = [f"{each['at_risk']:,}" for each in result.document["periods"]]
+    assert [text.get_text() for text in drawn.texts] == ["at risk", "everyone", *at_risk]
+    html = render(result.document)
+    assert "1 vs 0 by horizon; bars are 95% intervals" in html
+    assert html.count(f">{at_risk[1]}</text>") == 2  # in the wide and in the narrow drawing
+
+
+def test_weights_that_some_silos_hide_are_marked() -> None:
+    """A silo adds a bin of few people to its neighbour, and hides a period only if it has few followers."""
+    from fedtmle.report.page import render
+    from tests.regimes.law import study
+
+    records = draw(900, 3, 22)
+    parts = {"few": records[:24], "many": records[24:]}
+    result = ft.run(study(periods=3, diagnostics=True, rules=RULES[1:2]), parts)
+    (shown,) = result.document["adherence"]
+    for counts, by, followers, hidden in zip(
+        shown["weight_counts"],
+        shown["weights_hidden_in"],
+        shown["followers"],
+        shown["hidden_in"],
+        strict=True,
+    ):
+        assert by == hidden
+        assert sum(counts) == followers
+        assert all(count == 0 or count >= 5 for count in counts)
+    assert 1 in shown["weights_hidden_in"]
+    assert "+: some silos hide this period" in render(result.document)
 
 
 def test_streamed_tables_give_the_same_numbers(tmp_path: Path) -> None:

@@ -52,7 +52,13 @@ def test_the_page_draws_one_curve_per_arm_and_lists_those_at_risk(document: dict
 def test_measures_of_time_are_words(document: dict[str, Any]) -> None:
     assert wording.measure(document) == "risk difference"
     assert wording.curve_measure(document) == "risk"
-    for kind, expected in (("RMSTDifference", "RMST"), ("TimeLost", "time lost"), ("Survival", "survival")):
+    words = {
+        "RMSTDifference": "RMST in periods",
+        "TimeLost": "time lost in periods",
+        "Survival": "survival",
+        "PolicyRisk": "risk",
+    }
+    for kind, expected in words.items():
         assert wording.curve_measure({"grid": {"measure": kind}}) == expected
 
 

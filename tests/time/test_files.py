@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -107,9 +108,16 @@ def test_figures() -> None:
     shown = {text.get_text() for text in drawn.texts}
     assert "hidden" not in shown
     at_risk = result.document["at_risk"]
-    one_hidden = [[None, *counts[1:]] for counts in at_risk["counts"]]
-    without = {**result.document, "at_risk": {**at_risk, "counts": one_hidden}}
-    assert [text.get_text() for text in ft.plots.curves(without).texts].count("hidden") == 2
+    first, second = at_risk["counts"]
+    some_hidden = {"counts": [[None, *first[1:]], [*second[:-1], None]], "hidden_in": [[2, 0, 0], [0, 0, 2]]}
+    without = {**result.document, "at_risk": {**at_risk, **some_hidden}}
+    shown_without = [text.get_text() for text in ft.plots.curves(without).texts]
+    assert shown_without.count("hidden") == 1  # of the last period, nothing is known
+    assert f"{first[1]}+" in shown_without  # as many as later, at least
+    assert ft.plots.curves(result).get_ylabel() == "RMST in periods"
+    assert ft.plots.curves(result).get_xlabel() == "t"
+    (upper, _, _, _) = drawn.get_lines()
+    assert np.asarray(upper.get_ydata())[-1] == result.document["curves"][0]["estimate"][-1]
     for counts in result.document["at_risk"]["counts"]:
         assert {str(count) for count in counts if count is not None} <= {text.rstrip("+") for text in shown}
     risks = ft.run(study(ft.Risk, 2, horizons=(2, 4)), records)

@@ -1,4 +1,4 @@
-"""Figures about the people of a study: covariate balance, estimates by truncation bound, survival curves."""
+"""Figures about the people of a study: balance, estimates by truncation bound, curves, adherence, weights."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ from collections.abc import Sequence
 
 from fedtmle.layout import Document
 from fedtmle.report.charts import ROW, Draw, is_wide, name_column, x_axis
-from fedtmle.report.series import Horizons, Love
-from fedtmle.report.svg import Canvas, Scale, label, linear, shortened, ticks
+from fedtmle.report.series import Adherence, Horizons, Love, Weights
+from fedtmle.report.svg import CHARACTER, Canvas, Scale, label, linear, shortened, ticks
 
 BALANCED = 0.1  # standard deviations: the usual limit for a difference that needs no attention
-CURVES = 4  # number of curve styles in the style sheet
+COLOURS = 4  # number of curve colours in the style sheet; the curves after these are dashed
+LINE = 18.0  # height of a line of a legend
+AtRisk = Sequence[tuple[float, str]]  # times and numbers
 
 
 def love(data: Love) -> Draw:
@@ -73,44 +75,143 @@ def ladder(rows: Sequence[tuple[str, float, float, float]], null: float | None, 
     return draw
 
 
-def curves(drawn: Sequence[Document], axis: str, begin: float = 0.0) -> Draw:
+def curves(drawn: Sequence[Document], axis: str, begin: float = 0.0, at_risk: Sequence[AtRisk] = ()) -> Draw:
     """Draw the estimate at each horizon, joined by lines, one colour per arm, with the simultaneous band.
 
-    Every curve has the value ``begin`` at time 0.
+    Every curve has the value ``begin`` at time 0. The numbers at risk are written below the name of their
+    arm, at their times; a single row of numbers is that of everyone.
     """
     keys = ("estimate", "band_low", "band_high")
     drawn = [
         {**curve, "times": [0.0, *curve["times"]], **{key: [begin, *curve[key]] for key in keys}}
         for curve in drawn
     ]
+    is_by_arm = len(at_risk) == len(drawn)
 
     def draw(width: float) -> Canvas:
-        left, right, top, bottom = 46.0, width - 12, 10.0, 250.0
-        canvas = Canvas(width, bottom + 44 + 18.0 * len(drawn))
+        left, right, top, bottom = 46.0, width - 16, 10.0, 250.0
+        lines = len(drawn) + (len(at_risk) if is_by_arm else 2 * bool(at_risk))
+        canvas = Canvas(width, bottom + 44 + LINE * lines)
         times = [time for curve in drawn for time in curve["times"]]
         ends = [v for curve in drawn for key in ("band_low", "band_high") for v in curve[key]]
         low, high = min([0.0, *ends]), max(ends)
         x, y = linear(0.0, max(times), left, right), linear(low, high, bottom, top)
         x_axis(canvas, x, ticks(0.0, max(times), 6 if is_wide(width) else 4), top, bottom)
-        for value in ticks(low, high, 5):
-            canvas.line(left, y(value), right, y(value), "grid")
-            canvas.text(left - 6, y(value) + 4, label(value), "tick", "end")
+        _y_axis(canvas, y, low, high, left, right)
         for k, curve in enumerate(drawn):
-            _band(canvas, curve, x, y, k % CURVES)
+            _band(canvas, curve, x, y, k)
             points = _points(curve["times"], curve["estimate"], x, y)
-            canvas.curve(points, f"curve arm{k % CURVES}")
+            canvas.curve(points, _curve(k))
             estimated = list(zip(points, curve["times"], curve["estimate"], strict=True))[1:]
             for (at, height), time, value in estimated:
-                canvas.circle(
-                    at, height, 2.5, f"dot arm{k % CURVES}", f"{curve['name']}, {time:g}: {value:.4g}"
-                )
-            place = bottom + 56 + 18.0 * k
-            canvas.line(left, place - 4, left + 22, place - 4, f"curve arm{k % CURVES}")
-            canvas.text(left + 30, place, shortened(str(curve["name"]), right - left - 40), "tick")
+                canvas.circle(at, height, 2.5, _dot(k), f"{curve['name']}, {time:g}: {value:.4g}")
         canvas.text((left + right) / 2, bottom + 34, axis, "axis", "middle")
+        place = bottom + 56
+        if at_risk:
+            canvas.text(right, place, "people at risk", "tick", "end")
+        if at_risk and not is_by_arm:
+            place += LINE
+            _numbers(canvas, at_risk[0], x, place)
+            place += LINE
+        for k, curve in enumerate(drawn):
+            _key(canvas, str(curve["name"]), k, left, right - 90 * (is_by_arm and not k), place)
+            place += LINE
+            if is_by_arm:
+                _numbers(canvas, at_risk[k], x, place)
+                place += LINE
         return canvas
 
     return draw
+
+
+def _numbers(canvas: Canvas, numbers: AtRisk, x: Scale, y: float) -> None:
+    """Write numbers at their times, as many as have room."""
+    longest = max(len(number) for _, number in numbers) * CHARACTER + 6
+    last = -longest
+    for time, number in numbers:
+        if x(time) - last >= longest:
+            canvas.text(x(time), y, number, "tick", "middle")
+            last = x(time)
+
+
+def followed(shown: Sequence[Adherence]) -> Draw:
+    """Draw the shares of those at risk who have followed each rule so far, one line per rule."""
+
+    def draw(width: float) -> Canvas:
+        left, right, top, bottom = 46.0, width - 12, 10.0, 210.0
+        canvas = Canvas(width, bottom + 44 + LINE * len(shown))
+        last = max((period for each in shown for period in each.periods), default=1)
+        x, y = linear(0.5, last + 0.5, left, right), linear(0.0, 1.0, bottom, top)
+        step = -(-last // (12 if is_wide(width) else 6))
+        x_axis(canvas, x, [float(t) for t in range(1, last + 1, step)], top, bottom)
+        for value in ticks(0.0, 1.0, 5):
+            canvas.line(left, y(value), right, y(value), "grid")
+            canvas.text(left - 6, y(value) + 4, f"{value:.0%}", "tick", "end")
+        for k, each in enumerate(shown):
+            points = _points(each.periods, each.shares, x, y)
+            if points:
+                canvas.curve(points, _curve(k))
+            for (at, height), period, share in zip(points, each.periods, each.shares, strict=True):
+                canvas.circle(at, height, 2.5, _dot(k), f"{each.rule}, period {period}: {share:.0%}")
+            _key(canvas, each.rule, k, left, right, bottom + 56 + LINE * k)
+        canvas.text((left + right) / 2, bottom + 34, "period", "axis", "middle")
+        return canvas
+
+    return draw
+
+
+def weights(data: Weights) -> Draw:
+    """Draw the weights of a rule's followers by period: a bar per bin, whose length is the bin's share.
+
+    The longest bar is as wide as its column. The last period is always among those drawn.
+    """
+
+    def draw(width: float) -> Canvas:
+        left, right, top = 76.0, width - 12, 8.0
+        bottom = top + ROW * len(data.bins)
+        canvas = Canvas(width, bottom + 42)
+        last = len(data.counts)
+        step = -(-last // (12 if is_wide(width) else 6))
+        periods = range(last, 0, -step)[::-1]
+        column = (right - left) / len(periods)
+        for b, name in enumerate(reversed(data.bins)):
+            canvas.text(left - 6, top + ROW * (b + 0.5) + 4, name, "tick", "end")
+        for k, period in enumerate(periods):
+            start = left + column * k
+            canvas.line(start, top, start, bottom, "grid")
+            mark = "+" if data.is_partial[period - 1] and data.counts[period - 1] else ""
+            canvas.text(start + column / 2, bottom + 16, f"{period}{mark}", "tick", "middle")
+            if data.counts[period - 1] is None:
+                canvas.text(start + column / 2, (top + bottom) / 2 + 4, "hidden", "tick", "middle")
+            for b, share in enumerate(reversed(data.shares(period))):
+                if share:
+                    told = f"period {period}, weight {data.bins[-1 - b]}: {share:.0%}"
+                    length = max((column - 4) * share / data.largest, 1.0)
+                    canvas.rect(start, top + ROW * b + 3, length, ROW - 6, "bar seen", told)
+        canvas.text((left + right) / 2, bottom + 34, "period", "axis", "middle")
+        return canvas
+
+    return draw
+
+
+def _y_axis(canvas: Canvas, y: Scale, low: float, high: float, left: float, right: float) -> None:
+    for value in ticks(low, high, 5):
+        canvas.line(left, y(value), right, y(value), "grid")
+        canvas.text(left - 6, y(value) + 4, label(value), "tick", "end")
+
+
+def _curve(k: int) -> str:
+    return f"curve arm{k % COLOURS}" + (" dashed" if k >= COLOURS else "")
+
+
+def _dot(k: int) -> str:
+    return f"dot arm{k % COLOURS}"
+
+
+def _key(canvas: Canvas, name: str, k: int, left: float, right: float, y: float) -> None:
+    """Write a line of a legend: a piece of the curve and its name."""
+    canvas.line(left, y - 4, left + 22, y - 4, _curve(k))
+    canvas.text(left + 30, y, shortened(name, right - left - 40), "tick")
 
 
 def horizons(data: Horizons) -> Draw:
@@ -124,9 +225,7 @@ def horizons(data: Horizons) -> Draw:
         y = linear(min(ends), max(ends), bottom, top)
         step = -(-data.horizons[-1] // (12 if is_wide(width) else 6))
         x_axis(canvas, x, [float(h) for h in range(1, data.horizons[-1] + 1, step)], top, bottom)
-        for value in ticks(min(ends), max(ends), 5):
-            canvas.line(left, y(value), right, y(value), "grid")
-            canvas.text(left - 6, y(value) + 4, label(value), "tick", "end")
+        _y_axis(canvas, y, min(ends), max(ends), left, right)
         if data.null is not None:
             canvas.line(left, y(data.null), right, y(data.null), "null")
         band = {"times": data.horizons, "band_low": data.band_low, "band_high": data.band_high}
@@ -148,7 +247,7 @@ def _band(canvas: Canvas, curve: Document, x: Scale, y: Scale, style: int) -> No
     upper = _points(curve["times"], curve["band_high"], x, y)
     lower = _points(curve["times"], curve["band_low"], x, y)
     outline = "L".join(f"{a:.1f} {b:.1f}" for a, b in [*upper, *reversed(lower)])
-    canvas.path(f"M{outline}Z", f"band arm{style}")
+    canvas.path(f"M{outline}Z", f"band arm{style % COLOURS}")
 
 
 def _points(times: Sequence[float], values: Sequence[float], x: Scale, y: Scale) -> list[tuple[float, float]]:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import replace
 
-from fedtmle.layout import Document, share
-from fedtmle.report import charts, clinical, wording
-from fedtmle.report.charts import Draw, is_wide, x_axis
-from fedtmle.report.svg import Canvas, label, linear, shortened, ticks
+from fedtmle.layout import Document, decreasing, share
+from fedtmle.report import charts, clinical, series, wording
 from fedtmle.runtime.markup import element, scrolling, table, text
-
-CURVES = 4  # number of curve styles in the style sheet
+from fedtmle.text.result import interval_title
 
 
 def participants(document: Document) -> str:
@@ -31,18 +28,43 @@ def participants(document: Document) -> str:
 
 
 def risks(document: Document) -> str:
-    """Return the risk under each rule by period, for an event with several horizons."""
+    """Return the risk under each rule by period, with the numbers at risk, and comparisons by horizon."""
     drawn = [each for each in document.get("rules") or () if len(each["horizons"]) > 1]
     if not drawn:
         return ""
-    same = [{**each, "times": each["horizons"], "name": each["rule"]} for each in drawn]
-    ends = "; ".join(f"{each['rule']} {each['estimate'][-1]:.3f}" for each in drawn)
-    return charts.figure(
-        clinical.curves(same, "period"),
-        title=f"Risk of {wording.outcome(document)} by period and rule",
-        description=f"At the last horizon: {ends}. Bands hold for all periods and rules at once.",
+    same = [
+        {**each, "times": each["horizons"], "name": wording.rule(document, each["rule"])} for each in drawn
+    ]
+    ends = "; ".join(f"{each['name']} {each['estimate'][-1]:.3f}" for each in same)
+    last = max(drawn[0]["horizons"])
+    at_risk = [(each["period"] - 1.0, f"{each['at_risk']:,}") for each in document["periods"][:last]]
+    html = charts.figure(
+        clinical.curves(same, "period", at_risk=[at_risk]),
+        title=f"Risk of {wording.outcome(document)} by period and rule; bands hold for all at once",
+        description=f"At the last horizon: {ends}.",
         key="rules",
     )
+    return html + by_horizon(document)
+
+
+def by_horizon(document: Document) -> str:
+    """Draw each comparison over its horizons, such as a difference of risks or of restricted means."""
+    html = ""
+    for k, data in enumerate(series.by_horizon(document)):
+        if data.null is None or len(data.horizons) < 2:
+            continue
+        ends = zip(data.horizons, data.estimate, data.low, data.high, strict=True)
+        description = "; ".join(
+            f"at {h}: {value:.4g} ({low:.4g} to {high:.4g})" for h, value, low, high in ends
+        )
+        title = (
+            f"{data.estimand} by horizon; bars are {interval_title(document)}s, the band holds for all "
+            "horizons at once"
+        )
+        html += charts.figure(
+            clinical.horizons(data), title=title, description=description, key=f"horizon-{k}"
+        )
+    return html
 
 
 def adherence(document: Document) -> str:
@@ -50,82 +72,64 @@ def adherence(document: Document) -> str:
     shown = document.get("adherence")
     if not shown:
         return ""
-    description = " ".join(f"{each['rule']}: {', '.join(_counts(each))}." for each in shown)
+    numbers = {
+        wording.rule(document, each["rule"]): decreasing(each["followers"], each["hidden_in"])
+        for each in shown
+    }
     html = text(
         "p",
         "People at risk in a period who have been treated as the rule says in each period so far and are not "
         "censored. The estimate of a rule rests on them.",
     )
+    drawn = [replace(each, rule=wording.rule(document, each.rule)) for each in series.adherence(document)]
     html += charts.figure(
-        _followed(shown),
+        clinical.followed(drawn),
         title="Share of those at risk who have followed the rule so far",
-        description=description,
+        description=" ".join(f"{rule}: {', '.join(counts)}." for rule, counts in numbers.items()),
         key="adherence",
     )
-    head = ["rule", *(f"period {t + 1}" for t in range(max(len(each["followers"]) for each in shown)))]
-    rows = [[each["rule"], *_counts(each)] for each in shown]
-    rows = [[*row, *[""] * (len(head) - len(row))] for row in rows]
+    periods = max(map(len, numbers.values()))
+    head = ["rule", *(f"period {t + 1}" for t in range(periods))]
+    rows = [[rule, *counts, *[""] * (periods - len(counts))] for rule, counts in numbers.items()]
     return html + element(
         "details", text("summary", "The numbers") + scrolling(table(head, rows), "Adherence")
     )
 
 
-def _counts(each: Document) -> list[str]:
-    pairs = zip(each["followers"], each["hidden_in"], strict=True)
-    return ["hidden" if count is None else f"{count:,}{'+' if by else ''}" for count, by in pairs]
-
-
-def _followed(shown: Sequence[Document]) -> Draw:
-    """Draw the shares by period, one line per rule; periods that all silos hide have no point."""
-
-    def draw(width: float) -> Canvas:
-        left, right, top, bottom = 46.0, width - 12, 10.0, 210.0
-        canvas = Canvas(width, bottom + 44 + 18.0 * len(shown))
-        last = max(len(each["followers"]) for each in shown)
-        x, y = linear(0.5, last + 0.5, left, right), linear(0.0, 1.0, bottom, top)
-        step = -(-last // (12 if is_wide(width) else 6))
-        x_axis(canvas, x, [float(t) for t in range(1, last + 1, step)], top, bottom)
-        for value in ticks(0.0, 1.0, 5):
-            canvas.line(left, y(value), right, y(value), "grid")
-            canvas.text(left - 6, y(value) + 4, label(value), "tick", "end")
-        for k, each in enumerate(shown):
-            style = f"arm{k % CURVES}"
-            points = [
-                (t + 1, count / risk)
-                for t, (count, risk) in enumerate(zip(each["followers"], each["at_risk"], strict=True))
-                if count is not None and risk
-            ]
-            canvas.curve([(x(t), y(value)) for t, value in points], f"curve {style}")
-            for t, value in points:
-                canvas.circle(x(t), y(value), 2.5, f"dot {style}", f"{each['rule']}, period {t}: {value:.0%}")
-            place = bottom + 56 + 18.0 * k
-            canvas.line(left, place - 4, left + 22, place - 4, f"curve {style}")
-            canvas.text(left + 30, place, shortened(each["rule"], right - left - 40), "tick")
-        canvas.text((left + right) / 2, bottom + 34, "period", "axis", "middle")
-        return canvas
-
-    return draw
-
-
 def weights(document: Document) -> str:
     """Return the distribution of the cumulative weights of each rule's followers, period by period."""
-    shown = document.get("adherence")
+    shown = series.weights(document)
     if not shown:
         return ""
     bound = document.get("weight_bound")
     limit = f"They are truncated at {bound:.3g}." if bound else "They are not truncated."
     html = text(
         "p",
-        "Cumulative inverse probability weights of those who have followed the rule so far, by period: their "
-        f"numbers in bins. Large weights of a few people make an estimate uncertain. {limit}",
+        "Cumulative inverse probability weights of those who have followed the rule so far, by period. A bar "
+        "is the share of these people with weights in its row; the longest is as wide as its column. "
+        f"Large weights of a few people make an estimate uncertain. {limit}",
     )
-    for each in shown:
-        edges = [f"{edge:g}" for edge in each["weight_edges"]]
-        bins = [f"below {edges[0]}", *(f"from {edge}" for edge in edges)]
+    tables = ""
+    for k, each in enumerate(shown):
+        name = wording.rule(document, each.rule)
+        title = f"Weights under the rule: {name}"
+        last = each.counts[-1]
+        told = "" if last is None else f" {', '.join(map(str, last))} of these people in the last period."
+        html += charts.figure(
+            clinical.weights(each),
+            title=f"{title} (the longest bar is {each.largest:.0%} of them)",
+            description=f"Rows of weights: {', '.join(each.bins)}.{told}",
+            key=f"weights-{k}",
+        )
         rows = [
-            [f"{t + 1}", *("hidden" if count is None else f"{count:,}" for count in counts)]
-            for t, counts in enumerate(each["weight_counts"])
+            [
+                f"{t}{'+' if partial else ''}",
+                *(["hidden"] * len(each.bins) if counts is None else [f"{count:,}" for count in counts]),
+            ]
+            for t, (counts, partial) in enumerate(zip(each.counts, each.is_partial, strict=True), 1)
         ]
-        caption = f"Weights under {each['rule']}"
-        html += scrolling(table(["period", *bins], rows, caption=caption), caption)
-    return html
+        tables += scrolling(table(["period", *each.bins], rows, caption=title), title)
+    note = "A silo adds the people of a bin that has few to a neighbouring bin."
+    if any(map(any, (each.is_partial for each in shown))):
+        note += " +: some silos hide this period; hidden: all do."
+    return html + text("p", note, class_="soft") + element("details", text("summary", "The numbers") + tables)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from fedtmle.layout import Document, covariate_name, decimals, learner_tables, share, silo_count
+from fedtmle.layout import Document, covariate_name, decimals, decreasing, learner_tables, share, silo_count
 from fedtmle.report import charts, clinical, flow, over_time, series, wording
 from fedtmle.runtime.markup import element, scrolling, table, text
 from fedtmle.targets.effects.estimands import Scale
-from fedtmle.text.result import MISSING_HANDLED, finer_sentence, interval_title
+from fedtmle.text.result import MISSING_HANDLED, finer_sentence
 
 
 def participants(document: Document) -> str:
@@ -349,60 +349,52 @@ def curves(document: Document) -> str:
         ]
         causes = document["grid"]["causes"]
         named = ", ".join(str(part) for part in (cause if len(causes) > 1 else "", population) if part)
-        measure = wording.curve_measure(document)
-        title = f"{measure[:1].upper()}{measure[1:]} by time and arm" + (f": {named}" if named else "")
+        measure, arms = wording.curve_measure(document), [curve["arm"] for curve in same]
+        compared = "arm" if arms == document["arms"] else "rule"
+        title = f"{measure[:1].upper()}{measure[1:]} by time and {compared}" + (f": {named}" if named else "")
         ends = "; ".join(
             f"{curve['name']} {curve['estimate'][-1]:.{decimals(curve['std_error'][-1])}f}" for curve in same
         )
-        description = f"At the last horizon: {ends}. Bands hold for all times and arms at once."
         html += charts.figure(
             clinical.curves(
-                same, wording.time(document), begin=float(document["grid"]["measure"] == "Survival")
+                same,
+                wording.time(document),
+                begin=float(document["grid"]["measure"] == "Survival"),
+                at_risk=[] if population else _at_risk(document, arms),
             ),
-            title=title,
-            description=description,
+            title=f"{title}; bands hold for all times and {compared}s at once",
+            description=f"At the last horizon: {ends}.",
             key=f"curve-{k}",
         )
-    return html + _at_risk(document) + _by_horizon(document)
+    return html + _at_risk_table(document) + over_time.by_horizon(document)
 
 
-def _by_horizon(document: Document) -> str:
-    """Draw each comparison of the arms over its horizons, such as a difference of restricted means."""
-    html = ""
-    for k, data in enumerate(series.by_horizon(document)):
-        if data.null is None or len(data.horizons) < 2:
-            continue
-        ends = zip(data.horizons, data.estimate, data.low, data.high, strict=True)
-        description = "; ".join(
-            f"at {h}: {value:.4g} ({low:.4g} to {high:.4g})" for h, value, low, high in ends
-        )
-        title = (
-            f"{data.estimand} by horizon; bars are {interval_title(document)}s, the band holds for all "
-            "horizons at once"
-        )
-        drawn = clinical.horizons(data)
-        html += charts.figure(drawn, title=title, description=description, key=f"horizon-{k}")
-    return html
+def _at_risk(document: Document, arms: Sequence[str]) -> list[clinical.AtRisk]:
+    """Return the times and numbers at risk of each arm; none if an arm of the curves is a rule."""
+    shown, edges = document.get("at_risk"), [0.0, *document["grid"]["edges"]]
+    if not shown or list(arms) != document["arms"]:
+        return []
+    begins = [edges[period - 1] for period in shown["periods"]]
+    return [
+        list(zip(begins, decreasing(counts, hides), strict=True))
+        for counts, hides in zip(shown["counts"], shown["hidden_in"], strict=True)
+    ]
 
 
-def _at_risk(document: Document) -> str:
+def _at_risk_table(document: Document) -> str:
     shown = document.get("at_risk")
     if not shown:
         return ""
     head = ["", *(f"period {period}" for period in shown["periods"])]
-    rows = [
-        [
-            wording.arm(document, arm),
-            *(
-                "hidden" if count is None else f"{count:,}{'+' if hidden else ''}"
-                for count, hidden in zip(counts, hides, strict=True)
-            ),
-        ]
-        for arm, counts, hides in zip(document["arms"], shown["counts"], shown["hidden_in"], strict=True)
-    ]
+    arms = zip(document["arms"], shown["counts"], shown["hidden_in"], strict=True)
+    rows = [[wording.arm(document, arm), *decreasing(counts, hides)] for arm, counts, hides in arms]
     caption = "People at risk when a period begins"
-    html = scrolling(table(head, rows, caption=caption), caption)
+    html = element(
+        "details", text("summary", caption) + scrolling(table(head, rows, caption=caption), caption)
+    )
     if any(map(any, shown["hidden_in"])):
-        note = "+: some silos hide their number, because few people left before that period; hidden: all do."
+        note = (
+            "+: at least so many people at risk; some silos hide their number, because few left just before."
+        )
         html += text("p", note, class_="soft")
     return html

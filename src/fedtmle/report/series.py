@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import NormalDist
 
 from fedtmle.layout import Document, covariate_name
@@ -353,10 +354,11 @@ class Horizons:
 
 
 def by_horizon(document: Document) -> list[Horizons]:
-    """Return each estimand of time to an event over its horizons; none for other studies."""
+    """Return each estimand over its horizons: of time to an event, or of an event under rules over time."""
     rows: dict[str, list[tuple[int, Document, Document]]] = {}
+    over_time = "grid" in document or any(len(each["horizons"]) > 1 for each in document.get("rules") or ())
     for row, joint in zip(document["estimates"], document.get("simultaneous", []), strict=False):
-        named = re.fullmatch(r"(.*) at (\d+)(.*)", row["estimand"]) if "grid" in document else None
+        named = re.fullmatch(r"(.*) at (\d+)(.*)", row["estimand"]) if over_time else None
         if named:
             rows.setdefault(named[1] + named[3], []).append((int(named[2]), row, joint))
     return [
@@ -371,4 +373,77 @@ def by_horizon(document: Document) -> list[Horizons]:
             null=Scale(points[0][1]["scale"]).null,
         )
         for name, points in rows.items()
+    ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adherence:
+    """The shares of those at risk who have followed a rule so far, in the periods that no silo hides."""
+
+    rule: str
+    periods: tuple[int, ...]
+    shares: tuple[float, ...]
+
+
+def adherence(document: Document) -> list[Adherence]:
+    """Return who has followed each rule over time; none for other studies or without diagnostics."""
+    found = []
+    for each in document.get("adherence") or ():
+        counted = zip(each["followers"], each["at_risk"], each["hidden_in"], strict=True)
+        known = [
+            (t, count / risk) for t, (count, risk, hidden) in enumerate(counted, 1) if risk and not hidden
+        ]
+        found.append(
+            Adherence(
+                rule=each["rule"],
+                periods=tuple(t for t, _ in known),
+                shares=tuple(share for _, share in known),
+            )
+        )
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weights:
+    """The cumulative weights of those who have followed a rule so far, in bins, period by period.
+
+    ``counts`` are None in a period that every silo hides, and sums over the other silos if ``is_partial``.
+    All rules of a study have the same bins: from the smallest to the largest weights that any of them has.
+    """
+
+    rule: str
+    bins: tuple[str, ...]
+    counts: tuple[tuple[int, ...] | None, ...]
+    is_partial: tuple[bool, ...]
+
+    @property
+    def largest(self) -> float:
+        """The largest share of a period's followers in one bin; 1 if every silo hides all periods."""
+        return max(max(self.shares(t)) for t in range(1, len(self.counts) + 1)) or 1.0
+
+    def shares(self, period: int) -> list[float]:
+        """Return the share of the period's followers in each bin; all 0 if every silo hides them."""
+        counts = self.counts[period - 1] or (0,) * len(self.bins)
+        return [count / (sum(counts) or 1) for count in counts]
+
+
+def weights(document: Document) -> list[Weights]:
+    """Return the weights of each rule's followers; none for other studies or without diagnostics."""
+    shown: list[Document] = document.get("adherence") or []
+    used = [b for each in shown for row in each["weight_counts"] for b, count in enumerate(row) if count]
+    if not used:
+        return []
+    edges = [f"{edge:g}" for edge in shown[0]["weight_edges"]]
+    names = [f"below {edges[0]}", *(f"{a} to {b}" for a, b in pairwise(edges)), f"above {edges[-1]}"]
+    bins = slice(min(used), max(used) + 1)
+    return [
+        Weights(
+            rule=each["rule"],
+            bins=tuple(names[bins]),
+            counts=tuple(None if row[0] is None else tuple(row[bins]) for row in each["weight_counts"]),
+            is_partial=tuple(
+                hidden > 0 for hidden in each.get("weights_hidden_in", [0] * len(each["weight_counts"]))
+            ),
+        )
+        for each in shown
     ]

@@ -44,6 +44,11 @@ def arm(document: Document, code: str) -> str:
     return str((levels.get(code) if isinstance(levels, dict) else None) or code)
 
 
+def rule(document: Document, name: str) -> str:
+    """Return the words of a rule over time: its name, or "always" and the arm if it is one arm."""
+    return f"always {arm(document, name)}" if name in document["study"]["target"]["arms"] else name
+
+
 def component(document: Document, name: str) -> str:
     """Return the words of a component such as "E[Y(usual)]": the arm, and the population if not everyone."""
     regime, _, population = name.removeprefix("E[Y(").partition(")]")
@@ -75,7 +80,8 @@ def measure(document: Document) -> str:
 def curve_measure(document: Document) -> str:
     """Return the measure that the curves of a study of time to an event show, such as "risk"."""
     kind = str(document["grid"]["measure"])
-    return _spaced(kind.removesuffix("Difference").removesuffix("Ratio"))
+    words = _spaced(kind.removeprefix("Policy").removesuffix("Difference").removesuffix("Ratio"))
+    return f"{words} in periods" if kind.startswith(("RMST", "TimeLost")) else words
 
 
 def _spaced(name: str) -> str:

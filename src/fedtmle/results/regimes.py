@@ -91,4 +91,5 @@ def _followed(adherence: Adherence, rule: int, at_risk: tuple[int, ...], silos: 
         "hidden_in": [silos - cell.silos for cell in followers],
         "weight_edges": list(WEIGHT_EDGES),
         "weight_counts": [[cell.count if cell.silos else None for cell in period] for period in weights],
+        "weights_hidden_in": [silos - min(cell.silos for cell in period) for period in weights],
     }

@@ -12,6 +12,7 @@ from fedtmle.layout import (
     bits,
     covariate_name,
     decimals,
+    decreasing,
     histogram_table,
     is_poor,
     learner_tables,
@@ -196,7 +197,7 @@ def _at_risk(document: Document) -> Iterator[str]:
         return
     rows = [["at risk in period", *map(str, shown["periods"])]]
     for arm, counts, hidden in zip(document["arms"], shown["counts"], shown["hidden_in"], strict=True):
-        rows.append([arm, *(partial(c, h) for c, h in zip(counts, hidden, strict=True))])
+        rows.append([arm, *decreasing(counts, hidden)])
     yield from aligned(rows)
 
 
@@ -211,8 +212,7 @@ def _adherence(document: Document) -> Iterator[str]:
         if any(counts):
             rows.append([key, *(f"{count:,}" for count in counts)])
     for each in document["adherence"] or ():
-        followed = zip(each["followers"], each["hidden_in"], strict=True)
-        shown = [partial(count, hidden) for count, hidden in followed]
+        shown = decreasing(each["followers"], each["hidden_in"])
         padded = [*shown, *[""] * (len(periods) - len(shown))]
         rows.append([f"followed the rule: {each['rule']}", *padded])
     yield from aligned(rows)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar, final
@@ -100,6 +100,10 @@ class RegimeWeights(OverProblem[Table], AbstractLaidOutColumns[Table]):
                 "squares": Block(tuple(f"weight of mean {r}, squared" for r in means), exponent(h * h)),
             }
         )
+
+    @property
+    def judged(self) -> Sequence[int]:
+        return self.layout.places["omega"]
 
     def evaluate(self, piece: Table) -> Array:
         at_risk = self.problem.sequence.timeline.follow(piece).at_risk
@@ -205,6 +209,10 @@ class WeightBins(OverProblem[Table], AbstractBins[Table]):
     def sizes(self) -> tuple[int, ...]:
         periods = sum(self.problem.chains[r].horizon for r in self.longest)
         return (len(WEIGHT_EDGES) + 1,) * periods
+
+    @property
+    def on_a_scale(self) -> bool:
+        return True
 
     def groups(self, piece: Table) -> list[Group]:
         weights = [each for each, _ in self.problem.weights(piece)]
