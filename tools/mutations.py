@@ -66,10 +66,21 @@ SILO = f"tests/runtime/test_silo.py {ATTACKS} tests/runtime/test_records.py"
 
 LEVERAGE = "tests/model/test_leverage.py"
 LOOKS = "tests/protocol/test_looks.py"
+LOWERED = "tests/protocol/test_guard.py tests/studies/test_lowered.py"
 MASKS = "tests/protocol/test_masks.py"
 NOISE = "tests/model/test_noise.py tests/effects/test_noisy_sums.py"
 
 MUTATIONS: tuple[Mutation, ...] = (
+    *_many(
+        "protocol/guard.py",
+        "tests/effects/test_noisy_sums.py::test_noise_that_is_shared_leaves_only_under_masks",
+        ("noise needs no mask", "if query.needs_masks and not self._is_masked:", "if False:"),
+        (
+            "noise is refused under masks",
+            "if query.needs_masks and not self._is_masked:",
+            "if query.needs_masks and self._is_masked:",
+        ),
+    ),
     *_many(
         "protocol/guard.py",
         GUARD,
@@ -183,11 +194,6 @@ MUTATIONS: tuple[Mutation, ...] = (
             "optional sums are refused",
             "if not member.is_optional and not _may_disclose(",
             "if not _may_disclose(",
-        ),
-        (
-            "noise needs no mask",
-            "if query.needs_masks and not self._is_masked:",
-            "if query.needs_masks and self._is_masked:",
         ),
         (
             "an open part needs no consent",
@@ -590,6 +596,85 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("any broadcast is shared", "self.round == number + 1 and self.heard == broadcast", "True"),
         ("a follower alone forgets", "self._broadcasts.append(broadcast)", "pass"),
         ("another run is shared", "path.plan is plan and path.n == n and", "path.plan is plan and"),
+        ("another plan is shared", "if path.plan is plan and path.n == n", "if path.n == n"),
+        ("a run that has begun is joined", "path.n == n and path.round == 1:", "path.n == n:"),
+        (
+            "a flow fails for one party only",
+            "self.round, self.heard = self.round + 1, None",
+            "self.round, self.heard = self.round + 1, broadcast",
+        ),
+        ("a follower alone begins again", "for broadcast in self._broadcasts:", "for broadcast in ():"),
+        (
+            "the looks of a later round are used",
+            "if self._path.looks is not None and self._path.round != self.round:",
+            "if False:",
+        ),
+    ),
+    *_many(
+        "protocol/policy.py",
+        LOWERED,
+        ("no reason is needed", "if limit is None or not limit.is_laxer(stated):", "if True:"),
+        ("an empty reason will do", "if not 0 < len(words) <=", "if not 0 <= len(words) <="),
+        ("a reason is as long as it likes", "0 < len(words) <= LONGEST_REASON or", "0 < len(words) or"),
+        ("a reason has any characters", " or not words.isprintable()", ""),
+        (
+            "a permission is lowered",
+            "if limit is None or limit.direction not in (Direction.FLOOR, Direction.CAP):",
+            "if limit is None:",
+        ),
+        ("a stricter limit needs a reason", "    if not limit.is_laxer(value):", "    if False:"),
+        (
+            "half a record is a limit",
+            "if isinstance(limit.default, int) and value != int(value):",
+            "if False:",
+        ),
+        ("a floor is laxer if higher", "return value < self.default", "return value > self.default"),
+        ("a cap is laxer if lower", "return value > self.default", "return value < self.default"),
+        ("a permission is never laxer", "return bool(value and not self.default)", "return False"),
+        (
+            "earlier reasons stay in force",
+            "reset = replace(self, reasons={}, **{key: defaults[key] for key in self.reasons})",
+            "reset = self",
+        ),
+        ("a reason for nothing is accepted", "        for name in reasons:\n", "        for name in ():\n"),
+    ),
+    *_many(
+        "studies/home.py",
+        LOWERED,
+        (
+            "the silo file lowers what no approval signs",
+            "return self.lowering(decision.lowered if decision is not None and decision.approved else ())",
+            "return self if decision is None else self.lowering(decision.lowered)",
+        ),
+        (
+            "a rejected plan lowers limits",
+            "if decision is not None and decision.approved else ()",
+            "if decision is not None else ()",
+        ),
+        ("an approval lowers nothing", "            lowered=self.file.policy.lowered,\n", ""),
+    ),
+    *_many(
+        "runtime/approvals.py",
+        LOWERED,
+        (
+            "lowered limits are not signed",
+            '(*titled, {"lowered": self.lowered}) if self.lowered else titled',
+            "titled",
+        ),
+    ),
+    *_many(
+        "runtime/silo.py",
+        LOWERED,
+        (
+            "lowered limits are not stated",
+            "lowered = policy.lowered if policy.reasons else ()",
+            "lowered = ()",
+        ),
+    ),
+    *_many(
+        "runtime/session.py",
+        LOWERED,
+        ("the server believes any limit", "[checked_limit(limit) for limit in limits]", "list(limits)"),
     ),
     *_many(
         "protocol/messages.py",

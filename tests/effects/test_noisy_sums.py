@@ -23,7 +23,10 @@ from fedtmle.model.table import Table
 from fedtmle.model.types import Array, upper_pairs
 from fedtmle.programs.flow import StudyProgram
 from fedtmle.programs.noisy_fit import shrunk_root
+from fedtmle.protocol.guard import Guard, RefusalError
+from fedtmle.protocol.messages import Reason
 from fedtmle.protocol.noisy import PLACES, NoisySums
+from fedtmle.protocol.policy import Policy
 from fedtmle.runtime.noise import with_noise
 from fedtmle.runtime.rows import LocalRows
 from fedtmle.studyfile.schema import schema_of
@@ -270,6 +273,17 @@ def test_the_attack_on_shares_of_the_sampler() -> None:
     assert realised_rho(worst, noise) <= float(query.rho) < realised_rho(worst, noise / 2)
     alone = noise - np.array([with_noise(query, zero, below).units[0] for _ in range(2 * RUNS)]) / 2**PLACES
     assert alone.std() > noise.std()
+
+
+def test_noise_that_is_shared_leaves_only_under_masks() -> None:
+    """A share of the noise is too little for an answer that is not added up with the others'."""
+    columns, rows = queries(STUDY, corners())[-1].columns, LocalRows("a", corners(), corners().n_rows, None)
+    shared = NoisySums(columns=columns, n=100, rho=Fraction(1, 40), silos=3, colluders=1)
+    with pytest.raises(RefusalError, match="privacy") as refusal:
+        Guard(Policy()).admit(shared, rows)
+    assert refusal.value.reason is Reason.UNMASKED
+    Guard(Policy(), is_masked=True).admit(shared, rows)
+    Guard(Policy()).admit(replace(shared, needs_masks=False), rows)  # to a trusted server
 
 
 def test_a_range_from_the_data_would_break_the_budget() -> None:

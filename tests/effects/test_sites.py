@@ -11,9 +11,12 @@ import pytest
 from scipy import stats
 
 import fedtmle as ft
+from fedtmle.model.table import Table
 from fedtmle.protocol.sites import OwnStatus
 from fedtmle.studies.preflight import preflight
 from fedtmle.studies.validate import validate
+from fedtmle.targets.effects.prepare import Preparation
+from fedtmle.targets.effects.rows import EffectRows
 from fedtmle.text.preflight import render
 from tests.effects.studies import change, expit
 from tests.studies.test_silo_variable import HOSPITALS, hospitals, study, write
@@ -126,3 +129,19 @@ def test_preflight_and_validate_warn_before_anything_runs(tmp_path: Path) -> Non
 
 def test_silos_that_are_alike_are_not_warned_about() -> None:
     assert preflight(study(""), like_hospitals(1)).warnings == ()
+
+
+def test_a_silo_prepares_its_rows_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Overlap, targeting, diagnostics and the comparison of silos read the same prepared rows."""
+    prepared: list[int] = []
+    prepare = Preparation.__call__
+
+    def counted(self: Preparation, table: Table) -> EffectRows:
+        prepared.append(table.n_rows)
+        return prepare(self, table)
+
+    monkeypatch.setattr(Preparation, "__call__", counted)
+    data = hospitals(300)
+    document = ft.run(study(""), data).to_dict()  # without release: no silo runs a study of its own
+    assert document["site_tests"]
+    assert sorted(prepared) == sorted(len(frame) for frame in data.values())

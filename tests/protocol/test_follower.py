@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+from typing import final
+
 import numpy as np
 import pytest
 
 import fedtmle as ft
 from fedtmle.algorithms.base import TargetingProgram
-from fedtmle.errors import DecodeError
+from fedtmle.errors import DecodeError, FitError
 from fedtmle.protocol.codes import Bits
-from fedtmle.protocol.outcome import Targeted
-from fedtmle.protocol.plan import Follower, Paths, Plan, roster
+from fedtmle.protocol.outcome import Outcome, Targeted
+from fedtmle.protocol.plan import AbstractProgram, Follower, Paths, Plan, roster
+from fedtmle.protocol.query import Flow, Query
 from fedtmle.runtime.rows import LocalRows, read_rows
 
 PROBLEM = ft.Mean(bounds=(0.0, 10.0))
@@ -92,3 +96,43 @@ def test_parties_of_another_number_of_rows_share_nothing() -> None:
     paths = Paths()
     assert paths.follow(PLAN, 50).query is not paths.follow(PLAN, 60).query
     assert paths.follow(PLAN, 50).query is paths.follow(PLAN, 50).query
+    assert paths.follow(replace(PLAN, colluders=2), 50).query is not paths.follow(PLAN, 50).query
+
+
+def test_a_party_that_begins_later_begins_with_the_first_round() -> None:
+    """Its flow is one of its own: the others have gone on."""
+    paths, heard = Paths(), broadcasts(Y)
+    first = paths.follow(PLAN, len(Y))
+    first.hear(heard[0])
+    late = paths.follow(PLAN, len(Y))
+    assert late.round == 1
+    assert type(late.query) is type(Follower(PLAN, len(Y)).query)
+    assert repr(late.hear(heard[0])) == repr(Follower(PLAN, len(Y)).hear(heard[0]))
+    assert late.round == first.round == 2
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Failing(AbstractProgram[np.ndarray]):
+    """A program whose flow ends with an error after its first round."""
+
+    first: Query
+
+    def flow(self, n: int) -> Flow[Outcome]:  # noqa: ARG002 - as every flow
+        yield self.first
+        raise FitError("separation", "a response is perfectly predicted")
+
+    def count(self, rows: np.ndarray) -> int:
+        return len(rows)
+
+    def smallest_part(self, rows: np.ndarray) -> int:
+        return len(rows)
+
+
+def test_a_flow_that_fails_does_so_for_every_party() -> None:
+    plan = replace(PLAN, program=Failing(first=Follower(PLAN, len(Y)).query))
+    paths, heard = Paths(), broadcasts(Y)[0]
+    together = [paths.follow(plan, len(Y)) for _ in range(3)]
+    for follower in together:
+        with pytest.raises(FitError, match="perfectly predicted"):
+            follower.hear(heard)

@@ -252,7 +252,7 @@ def _propensity_tangents(prepare: Preparation, table: Table, name: str) -> tuple
             dg[0] -= slope
     else:  # g_a = p_a / sum_b p_b
         total = sum(model.predict(table) for model in prepare.treatment)
-        g, _ = prepare.propensities(table)
+        g = prepare.scores(table)
         dg = (np.stack(slopes) - g * np.sum(slopes, axis=0)) / total
     if not prepare.missingness:
         return dg, np.zeros_like(dg)

@@ -276,7 +276,7 @@ def target_study(study: Study, prepared: PreparedStudy, n: int) -> Flow[Outcome]
             flow=study_flow,
         )
         asked = diagnose(study, effect, law, overlap, n, comparisons)
-        return (yield from both(asked, compare_silos(study, preparation, own, n)))
+        return (yield from both(asked, compare_silos(study, effect, own, n)))
 
     populations = None
     # A cluster's rows are dependent, so that the variance of rows does not give that of the mean.

@@ -16,6 +16,7 @@ from fedtmle.programs.diagnostics import Histogram, named_histograms
 from fedtmle.programs.nuisance import effect_columns
 from fedtmle.programs.preparation import (
     begin_study,
+    effect_problem,
     factor_levels,
     fit_nuisances,
     prepare_effect,
@@ -102,7 +103,7 @@ class SitesProgram(AbstractProgram[AnyTable]):
         tally, fitting = yield from begin_study(study, columns, levels, n, roles)
         fitted = yield from fit_nuisances(study, columns, tally, fitting, roles)
         preparation = yield from prepare_effect(study, columns, fitted, tally, n)
-        compared = yield from compare_silos(study, preparation, None, n)
+        compared = yield from compare_silos(study, effect_problem(study, preparation), None, n)
         return Described(details=compared.tests)
 
 

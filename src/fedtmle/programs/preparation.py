@@ -134,7 +134,7 @@ def prepare_study(study: Study, levels: Levels, n: int) -> Flow[PreparedStudy]:
         tally=tally,
         fitted=fitted,
         preparation=preparation,
-        effect=replace(effect, known=scales),
+        effect=effect.knowing(scales),
         overlap=overlap,
     )
 

@@ -25,10 +25,10 @@ from fedtmle.algorithms.optimizers import Newton
 from fedtmle.errors import FedTMLEError, FitError
 from fedtmle.initial.glm import GLM, Supplied
 from fedtmle.initial.superlearner import SuperLearner, used_columns
-from fedtmle.model import kernels
-from fedtmle.model.exact import Sums
+from fedtmle.model.exact import Sums, column_shifts, zero_sums
 from fedtmle.model.kernels import column_sums
-from fedtmle.model.table import SILO, AnyTable, Table, over_batches, over_blocks
+from fedtmle.model.parallel import mapped, pieces
+from fedtmle.model.table import SILO, AnyTable, Table, over_blocks
 from fedtmle.model.types import Array, IntArray, exponent
 from fedtmle.programs.rounds import together
 from fedtmle.programs.study import Study
@@ -43,7 +43,9 @@ from fedtmle.protocol.sites import (
     OwnEstimateQuery,
     OwnStatus,
 )
-from fedtmle.targets.effects.prepare import LINEAR_REACH, EffectColumns, Preparation
+from fedtmle.targets.effects.prepare import LINEAR_REACH, EffectColumns, Preparation, arm_probabilities
+from fedtmle.targets.effects.problem import EffectProblem
+from fedtmle.targets.effects.rows import EffectRows
 
 PRIOR_VARIANCE = 10.0  # of a coefficient on a column scaled to at most 1
 FEWEST_IN_ARM = 10  # records with an outcome that a silo's own estimate needs in every arm
@@ -62,7 +64,8 @@ class ComparedSilos:
 class ModelDepartures(AbstractDepartures):
     """The residuals of the treatment and the outcome model, for each that does not include the silo."""
 
-    preparation: Preparation
+    effect: EffectProblem
+    preparation: Preparation  # of the effect's rows
     roles: tuple[str, ...]
 
     @property
@@ -77,34 +80,41 @@ class ModelDepartures(AbstractDepartures):
         return local.evaluate(self._of)
 
     def _of(self, table: AnyTable) -> tuple[tuple[float, float], ...]:
-        parts = over_batches(table, self._sums)  # folds are drawn over all rows; a cluster is in one batch
-        totals, count = reduce(add, parts).values().tolist(), len(self.names)
-        return tuple(zip(totals[:count], totals[count:], strict=True))
+        if isinstance(table, Table):
+            total = self._sums(table, self.effect.rows(table))
+        else:  # folds are drawn over all rows; a cluster is in one batch
+            total = reduce(add, table.map(lambda batch: self._sums(batch, self.preparation(batch))))
+        values, count = total.values().tolist(), len(self.names)
+        return tuple(zip(values[:count], values[count:], strict=True))
 
-    def _sums(self, table: Table) -> Sums:
+    def _sums(self, table: Table, rows: EffectRows) -> Sums:
         """Return the exact sums of the residuals over independent units, then those of their squares."""
-        units = np.stack([self._by_cluster(table, r) for r in self._residuals(table)])
-        columns, count = self.preparation.columns, len(units)
+        columns, count = self.preparation.columns, len(self.names)
         largest = columns.weight_ceiling * columns.largest_cluster * (1.0 + LINEAR_REACH)
         powers = [exponent(largest)] * count + [exponent(largest * largest)] * count
         terms = [*((k,) for k in range(count)), *((k, k) for k in range(count))]
-        return column_sums(units, powers, what="residual of a model", terms=terms)
+        fits = self.preparation.treatment_fits(table) if "treatment" in self.roles else []
 
-    def _by_cluster(self, table: Table, residual: Array) -> Array:
-        clusters = self.preparation.columns.clusters(table)
-        return residual if clusters is None else np.bincount(clusters, residual).astype(np.float64)
+        def summed(place: slice) -> Sums:
+            units = np.stack([_by_cluster(rows, each) for each in self._residuals(fits, rows, place)])
+            return column_sums(units, powers, what="residual of a model", terms=terms)
 
-    def _residuals(self, table: Table) -> Iterator[Array]:
-        columns, preparation = self.preparation.columns, self.preparation
-        weight = columns.relative_weight(table, preparation.weight_mean)
-        arm = columns.arm(table)
+        whole = (slice(0, rows.n_rows),)  # clusters are not split
+        places = pieces(rows.n_rows) if rows.cluster is None else whole
+        return reduce(add, mapped(summed, places), zero_sums(column_shifts(powers)))
+
+    def _residuals(self, fits: Sequence[Array], rows: EffectRows, place: slice) -> Iterator[Array]:
+        part = rows.part(place)
         if "treatment" in self.roles:
-            g, _ = preparation.propensities(table)
-            for code in range(1, len(columns.arms)):
-                yield weight * ((arm == code) - g[code])
+            g = arm_probabilities(fits, len(self.preparation.columns.arms), place)
+            for code in range(1, len(g)):
+                yield part.weight * ((part.arm == code) - g[code])
         if "outcome" in self.roles:
-            q, observed = preparation.predictions(table), columns.observed(table)
-            yield weight * observed * (columns.y(table) - kernels.chosen(q, arm))
+            yield part.weight * part.observed * (part.y - part.factual(part.q))
+
+
+def _by_cluster(rows: EffectRows, residual: Array) -> Array:
+    return residual if rows.cluster is None else np.bincount(rows.cluster, residual).astype(np.float64)
 
 
 OwnFlow = Callable[[Study, Mapping[str, tuple[str, ...]], int], Flow[Outcome]]
@@ -209,13 +219,17 @@ def _penalised(study: Study, roles: Sequence[str], ridge: float) -> Study:
 
 
 def compare_silos(
-    study: Study, preparation: Preparation | None, own: OwnTMLE | None, n: int
+    study: Study, effect: EffectProblem | None, own: OwnTMLE | None, n: int
 ) -> Flow[ComparedSilos]:
-    """Ask in one round whether the silos differ and, with ``own``, for the silos' own estimates."""
+    """Ask in one round whether the silos differ and, with ``own``, for the silos' own estimates.
+
+    ``effect`` is the problem whose models are compared between the silos; None: no model is.
+    """
     flows: list[Flow[Any]] = [] if own is None else [_asked(OwnEstimateQuery(own_fit=own))]
     departures = None
-    if preparation is not None and roles_without_silo(study):
-        departures = ModelDepartures(preparation=preparation, roles=roles_without_silo(study))
+    roles, preparation = roles_without_silo(study), None if effect is None else effect.prepare
+    if effect is not None and isinstance(preparation, Preparation) and roles:
+        departures = ModelDepartures(effect=effect, preparation=preparation, roles=roles)
         flows.append(_asked(DeparturesQuery(departures=departures, n=n)))
     answers = (yield from together(flows)) if flows else []
     tests = () if departures is None else _tests(departures, answers[-1])

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, groupby, islice, pairwise
+from itertools import accumulate, chain, groupby, islice, pairwise
+from operator import add
 from typing import Any, final
 
 import numpy as np
@@ -353,7 +354,13 @@ def _folded(group: Sequence[BinTotal], floor: int) -> tuple[BinTotal | None, ...
 
     The sum of merged bins is assigned to the bin with most people; the others are empty.
     """
-    runs = {(i, j): _joined(group[i:j]) for i in range(len(group)) for j in range(i + 1, len(group) + 1)}
+    if all(bin_.is_enough(floor) for bin_ in group):
+        return tuple(replace(bin_, holders=None) for bin_ in group)
+    runs = {
+        (i, j): joined
+        for i in range(len(group))
+        for j, joined in enumerate(accumulate(group[i:], _joined), start=i + 1)
+    }
     firsts = _finest(len(group), {run: joined.is_enough(floor) for run, joined in runs.items()})
     if firsts is None:
         return (None,) * len(group)
@@ -365,18 +372,15 @@ def _folded(group: Sequence[BinTotal], floor: int) -> tuple[BinTotal | None, ...
     return tuple(folded)
 
 
-def _joined(bins: Sequence[BinTotal]) -> BinTotal:
+def _joined(first: BinTotal, second: BinTotal) -> BinTotal:
     holders = None
-    if any(bin_.holders is not None for bin_ in bins):
+    if first.holders is not None or second.holders is not None:
         holders = Holders()
-        for bin_ in bins:
-            if bin_.holders is not None:
-                holders.join(bin_.holders)
-    return BinTotal(
-        count=sum(bin_.count for bin_ in bins),
-        units=tuple(map(sum, zip(*(bin_.units for bin_ in bins), strict=True))),
-        holders=holders,
-    )
+        for part in (first.holders, second.holders):
+            if part is not None:
+                holders.join(part)
+    units = tuple(map(add, first.units, second.units))
+    return BinTotal(count=first.count + second.count, units=units, holders=holders)
 
 
 def _finest(size: int, allowed: Mapping[tuple[int, int], bool]) -> tuple[int, ...] | None:

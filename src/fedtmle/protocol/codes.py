@@ -13,9 +13,9 @@ from __future__ import annotations
 import math
 import struct
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import chain, islice
 from operator import add
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar, final
@@ -139,16 +139,18 @@ class BitWriter:
         """
         order = golomb_order(values)
         self.uint(order, GOLOMB_ORDER_BITS)
-        if order == ELIAS_DELTA:
-            for a in values:
-                v = zigzag(a)
-                width = v.bit_length()
-                self.uint(width, 2 * width.bit_length() - 1)
-                self.uint(v - (1 << width - 1), width - 1)
-            return
+        word, length = 0, 0  # appending one by one would copy all earlier bits each time
         for a in values:
-            v = zigzag(a) - 1 + (1 << order)  # (v // 2^k + 1) 2^k + v mod 2^k
-            self.uint(v, 2 * (v >> order).bit_length() - 1 + order)
+            if order == ELIAS_DELTA:
+                v = zigzag(a)
+                digits = v.bit_length()
+                v += digits - 1 << digits - 1  # the digits but the first, after their number
+                width = 2 * digits.bit_length() + digits - 2
+            else:
+                v = zigzag(a) - 1 + (1 << order)  # (v // 2^k + 1) 2^k + v mod 2^k
+                width = 2 * v.bit_length() - 1 - order
+            word, length = word << width | v, length + width
+        self.uint(word, length)
 
     def fixed(self, values: Sequence[int], largest: Sequence[int]) -> None:
         """Append offset-binary integers, value j in [-largest[j], largest[j]]."""
@@ -580,21 +582,22 @@ class Joined(AbstractCode[Parts]):
     def read(self, bits: BitReader) -> Parts:
         return tuple(code.read(bits) for code in self.codes)
 
-    @property
+    @cached_property
     def streams(self) -> tuple[str, ...]:
         return tuple(stream for code in self._apart for stream in code.streams)
 
     def renamed(self, suffix: str) -> Joined:
         return Joined(tuple(code.renamed(suffix) for code in self.codes))
 
-    @property
-    def _apart(self) -> Iterator[AbstractCode[Any]]:
+    @cached_property
+    def _apart(self) -> tuple[AbstractCode[Any], ...]:
         """The codes with streams of their own."""
         taken: set[str] = set()
+        apart: list[AbstractCode[Any]] = []
         for number, code in enumerate(self.codes):
-            apart = code.renamed(f" #{number}") if taken.intersection(code.streams) else code
-            taken.update(apart.streams)
-            yield apart
+            apart.append(code.renamed(f" #{number}") if taken.intersection(code.streams) else code)
+            taken.update(apart[-1].streams)
+        return tuple(apart)
 
     def after(self, memory: Memory) -> Joined:
         return Joined(tuple(code.after(memory) for code in self._apart))

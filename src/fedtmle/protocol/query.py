@@ -627,15 +627,15 @@ class JointQuery(AbstractQuery[Parts, Parts]):
     def explanation(self) -> str:
         return "; ".join(dict.fromkeys(query.explanation for query in self.queries))
 
-    @property
+    @cached_property
     def answer_code(self) -> Joined:
         return Joined(tuple(query.answer_code for query in self.queries))
 
-    @property
+    @cached_property
     def pooled_code(self) -> Joined:
         return Joined(tuple(query.pooled_code for query in self.queries))
 
-    @property
+    @cached_property
     def members(self) -> tuple[Query, ...]:
         return tuple(member for query in self.queries for member in query.members)
 

@@ -6,6 +6,7 @@ import json
 import platform
 import re
 from dataclasses import dataclass, field
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -161,5 +162,11 @@ def versions() -> dict[str, str]:
         "wire format": str(WIRE_FORMAT),
         "python": platform.python_version(),
         "machine": f"{platform.system()} {platform.machine()}",
-        **{name: version(name) for name in NUMERICAL},
+        **{name: _installed(name) for name in NUMERICAL},
     }
+
+
+@cache
+def _installed(distribution: str) -> str:
+    """Return the version of a distribution, whose metadata is read once."""
+    return version(distribution)

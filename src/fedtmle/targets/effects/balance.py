@@ -110,7 +110,9 @@ class Covariate:
         if self.level is not None:
             codes = table.factors[self.name].recode(self.levels)
             return np.asarray(codes == self.levels.index(self.level), dtype=np.float64)
-        return np.asarray((table.numeric[self.name] - self.low) / (self.high - self.low))
+        scaled = table.numeric[self.name] - self.low
+        scaled /= self.high - self.low
+        return scaled
 
     def on_scale(self, mean: float) -> float:
         return self.low + (self.high - self.low) * mean

@@ -269,7 +269,7 @@ class Preparation:
     def __call__(self, table: Table) -> EffectRows:
         columns = self.columns
         arm, strata, observed = columns.arm(table), columns.stratum(table), columns.observed(table)
-        fits, pi = self._predicted(table)
+        fits, pi = self.treatment_fits(table), self._observed_shares(table)
         scores = cache(lambda: arm_probabilities(fits, len(pi), slice(0, table.n_rows)))
         of_population = {
             population: population.indicator(table, arm, strata, scores)
@@ -360,25 +360,25 @@ class Preparation:
     def _outcome_models(self) -> tuple[Fitted, ...]:
         return self.outcome if len(self.outcome) > 1 else self.outcome * len(self.columns.arms)
 
-    def predictions(self, table: Table) -> Array:
-        """Return the initial Q per arm on the unit scale; shape (arms, N)."""
-        low, high = (Q_MARGIN, 1 - Q_MARGIN) if self.truncates_q else (1.0 - LINEAR_REACH, LINEAR_REACH)
-        models = enumerate(self._outcome_models)
-        return np.clip([model.predict(self.columns.in_arm(table, a)) for a, model in models], low, high)
-
     def propensities(self, table: Table) -> tuple[Array, Array]:
         """Return g_a and pi_a before truncation, each of shape (arms, N)."""
-        fits, pi = self._predicted(table)
-        return arm_probabilities(fits, len(self.columns.arms), slice(0, table.n_rows)), pi
+        return self.scores(table), self._observed_shares(table)
 
-    def _predicted(self, table: Table) -> tuple[list[Array], Array]:
-        """Return the predictions of each fit of g, and pi, (arms, N)."""
-        fits, arms = [model.predict(table) for model in self.treatment], len(self.columns.arms)
+    def scores(self, table: Table) -> Array:
+        """Return the propensity scores g_a before truncation, shape (arms, N)."""
+        return arm_probabilities(self.treatment_fits(table), len(self.columns.arms), slice(0, table.n_rows))
+
+    def treatment_fits(self, table: Table) -> list[Array]:
+        """Return the predictions of the fits of g, of which `arm_probabilities` makes the scores."""
+        return [model.predict(table) for model in self.treatment]
+
+    def _observed_shares(self, table: Table) -> Array:
+        """Return pi_a, shape (arms, N)."""
+        arms = len(self.columns.arms)
         if not self.missingness:
-            return fits, _ones(arms, table.n_rows)
+            return _ones(arms, table.n_rows)
         models = self.missingness * arms if len(self.missingness) == 1 else self.missingness
-        pi = [model.predict(self.columns.in_arm(table, a)) for a, model in enumerate(models)]
-        return fits, np.stack(pi)
+        return np.stack([model.predict(self.columns.in_arm(table, a)) for a, model in enumerate(models)])
 
     def bounded(self, probability: Array) -> Array:
         """Return g pi, truncated from below at ``g_floor``."""

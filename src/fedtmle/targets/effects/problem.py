@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
 from operator import add
 from typing import NamedTuple, TypeVar, final
@@ -134,6 +134,12 @@ class EffectProblem(AbstractProblem[EffectLaw, AnyTable]):
 
     def start(self) -> EffectLaw:
         return EffectLaw()
+
+    def knowing(self, scales: Calibration | None) -> EffectProblem:
+        """Return the problem with its calibration at the start; both share the rows prepared so far."""
+        problem = replace(self, known=scales)
+        object.__setattr__(problem, "_prepared", self._prepared)  # which does not depend on the calibration
+        return problem
 
     def read(self, rows: object) -> AnyTable:
         if not isinstance(rows, Table | StreamedTable):

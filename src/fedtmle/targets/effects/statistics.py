@@ -190,7 +190,7 @@ class OverlapMass(AbstractBoundedColumns[Table]):
 
     def evaluate(self, piece: Table) -> Array:
         columns = self.preparation.columns
-        g, _ = self.preparation.propensities(piece)
+        g = self.preparation.scores(piece)
         v = overlap_weight(g, columns.arm(piece))
         v = v * columns.relative_weight(piece, self.preparation.weight_mean)
         return np.stack([v, v * v])
@@ -345,7 +345,7 @@ class FittedPropensityBins(AbstractBins[Table]):
         return True
 
     def groups(self, piece: Table) -> list[Group]:
-        g, _ = self.preparation.propensities(piece)
+        g = self.preparation.scores(piece)
         bins = probability_bins(g[list(shown_arms(len(g)))])
         return histogram_groups(bins, self.preparation.columns.arm(piece), self.arms)
 
