@@ -213,7 +213,7 @@ def over_time(study: ft.Study, data: dict[str, Any], _: Path) -> Any:
 
 _PLANS = (*regimes.RULES, ft.Planned(("1", "0")))
 _DOSE: dict[str, Any] = {"dose": True}
-_REGIMES: dict[str, tuple[ft.Study, dict[str, Any]]] = {
+REGIMES: dict[str, tuple[ft.Study, dict[str, Any]]] = {
     "RegimeMean": (regimes.study(periods=2, rules=_PLANS, diagnostics=True), {}),
     "RegimeDifference": (
         regimes.study(ft.RegimeDifference, periods=2, algorithm=ft.Coded(), diagnostics=True),
@@ -228,7 +228,7 @@ _REGIMES: dict[str, tuple[ft.Study, dict[str, Any]]] = {
         _DOSE,
     ),
 }
-for _name, (_study, _data) in _REGIMES.items():
+for _name, (_study, _data) in REGIMES.items():
     add(f"study/regimes/{_name}", partial(over_time, _study, _data))
 
 

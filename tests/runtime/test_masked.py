@@ -7,6 +7,7 @@ import importlib
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,8 @@ from fedtmle.runtime.silo import Silo, check_standing, doubted_silos
 from fedtmle.runtime.transcript import Transcript
 from fedtmle.studies.home import Home
 from tests.golden.data import cohort
-from tests.golden.runs import RUNS, study_of
+from tests.golden.runs import REGIMES, RUNS, study_of
+from tests.regimes import law as regimes
 from tests.runtime.faults import CASES, keeper_without_ledger, key_of
 from tests.runtime.simulator import Fate, Faults, SimulatedJournal
 
@@ -61,9 +63,17 @@ def runs_of(
     with monkeypatch.context() as patched:
         patched.setattr("fedtmle.solver.run_in_process", watched)
         patched.setattr("fedtmle.studies.run.run_in_process", watched)
-        result = RUNS[name](folder)
+        result = (RUNS | OVER_TIME)[name](folder)
     return getattr(result, "run", result), *seen[0]
 
+
+def in_three_silos(study: ft.Study, data: Mapping[str, Any], _: Path) -> Any:
+    """Run a golden study of treatment over time, which has two silos, on three."""
+    records = regimes.draw(400, 2, 7, **data)
+    return ft.run(study, {"a": records[:150], "b": records[150:270], "c": records[270:]})
+
+
+OVER_TIME = {f"over time/{name}": partial(in_three_silos, *each) for name, each in REGIMES.items()}
 
 # These flows differ under masks, or do not exist there.
 UNMASKABLE = (
@@ -74,7 +84,7 @@ SAME = [
     name
     for name in RUNS
     if name.split("/")[0] in ("solve", "study", "file")
-    and not any(word in name for word in (*UNMASKABLE, "imputed", "keyed", "in batches", "regimes"))
+    and not any(word in name for word in (*UNMASKABLE, "imputed", "keyed", "regimes"))
 ]
 NAMED = {
     "study/ATE",
@@ -119,7 +129,7 @@ def test_broadcasts_and_results_are_those_of_the_open_run(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in SAME if name not in FAST])
+@pytest.mark.parametrize("name", [*(name for name in SAME if name not in FAST), *OVER_TIME])
 def test_so_are_those_of_every_other_golden_run(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
