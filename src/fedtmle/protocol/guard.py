@@ -481,11 +481,16 @@ def _kept(disclosed: DisclosedColumns) -> Callable[[], Iterable[Array]]:
     if not kept or disclosed.groups > 1:
         return lambda: kept
     together = range(len(kept[0]) - disclosed.alone)
-    same = {k for k in together for j in range(k) if all(np.array_equal(p[j], p[k]) for p in kept)}
+    same = {k for k in together for j in range(k) if all(_equal(p[j], p[k]) for p in kept)}
     if same:
         others = [k for k in range(len(kept[0])) if k not in same]
         kept = [piece[others] for piece in kept]
     return lambda: kept
+
+
+def _equal(left: Array, right: Array) -> bool:
+    """Return whether two columns are equal; most that are not differ in the first rows."""
+    return np.array_equal(left[:64], right[:64]) and np.array_equal(left, right)
 
 
 def _floor(policy: Policy, *keys: str) -> int:
