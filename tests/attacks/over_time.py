@@ -312,7 +312,7 @@ class TwoCompletions(AbstractImputed):
 
     def run(self, victim: Victim) -> tuple[float, float]:
         server, count = self.server(victim)
-        answer = server.tell(Sums((20 << count.shifts[0],), count.shifts))  # fewer are not imputed
+        answer = server.tell(Sums((20 << count.shifts[0],), count.shifts))  # the guard refuses fewer
         answer = until(server, answer, ArmResponse)
         (_, a1), (_, a2), *_ = sums_of(server, answer, ArmResponse)
         (_, y1), (_, y2), *_ = sums_of(server, answer, OutcomeResponse)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +13,20 @@ import pytest
 from scipy import stats
 
 import fedtmle as ft
-from fedtmle.data import DataErrors, read_silo_file
+from fedtmle.data import DataErrors, load_all, read_silo_file
 from fedtmle.errors import InputError
 from fedtmle.model.draws import chi_square, normal_quantile, stream_key, uniform_stream, uniforms
 from fedtmle.programs.imputation import _poisson_quantile
 from fedtmle.programs.rubin import combine
+from fedtmle.protocol.plan import roster
+from fedtmle.protocol.policy import UNGUARDED
 from fedtmle.studies.preview import preview
 from fedtmle.studies.risk import risk
-from fedtmle.studyfile.file import file_plan, read_study
+from fedtmle.studyfile.file import file_plan, read_study, study_plan
+from fedtmle.studyfile.schema import schema_of
 from fedtmle.text.result import render
+from tests.attacks.honest import run_honest
+from tests.attacks.refusals import masked
 from tests.effects.studies import CENTRAL, NEWTON, change, expit
 
 N = 240
@@ -165,6 +171,19 @@ def test_silos_own_estimates_of_imputed_rows_are_combined() -> None:
     assert list(result.document["silos"]) == ["s0", "s1"]
     for rows in result.document["silos"].values():
         assert 0.02 < rows[0]["std_error"] < 0.3
+
+
+@pytest.mark.parametrize("people", [4, 5])
+def test_a_guarded_silo_imputes_unless_few_values_are_missing(people: int) -> None:
+    """Completed data sets differ in these records alone; under masks the records of all silos count."""
+    data = columns(share=0.0)
+    data["w"][: 40 * people : 40] = np.nan
+    imputed = study({"w": "impute"}, "w + z", algorithm=ft.Coded(), aggregation="masked")
+    plan = study_plan(imputed, roster(["s0", "s1", "s2"]))
+    rows = dict(load_all(cut(data, [80, 160]), schema_of(imputed)))
+    ended = run_honest(masked(plan), rows, replace(UNGUARDED, min_support=5))
+    assert ended == (("refused", "min_support") if people < 5 else ("finished", ""))
+    assert run_honest(masked(plan), rows, UNGUARDED) == ("finished", "")
 
 
 def test_records_without_a_treatment_are_left_out_and_counted() -> None:

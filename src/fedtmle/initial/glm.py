@@ -125,6 +125,11 @@ class AbstractResponse(ABC):
         return None
 
     @property
+    def known_people(self) -> tuple[tuple[str, int], ...]:
+        """See `AbstractModel.known_people`."""
+        return ()
+
+    @property
     def every_row(self) -> AbstractResponse:
         """The response 1, of weight 1, in every row that the regression may use.
 
@@ -230,6 +235,10 @@ class GLMModel(AbstractRegressionModel):
     @property
     def shared_residuals(self) -> Hashable:
         return self.response.shared_residuals
+
+    @property
+    def known_people(self) -> tuple[tuple[str, int], ...]:
+        return self.response.known_people
 
     @property
     def judged_together(self) -> JudgedTogether | None:

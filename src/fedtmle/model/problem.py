@@ -140,6 +140,14 @@ class AbstractModel(ABC, Generic[Law, Rows]):
         return None
 
     @property
+    def known_people(self) -> tuple[tuple[str, int], ...]:
+        """Groups of people whom all sums that follow single out, and how many of all silos are in each.
+
+        Only groups whose size is public. The guard refuses if there are few.
+        """
+        return ()
+
+    @property
     def judged_together(self) -> JudgedTogether | None:
         """How masked silos judge this model's gradient together; None if each judges by its own rows."""
         return None

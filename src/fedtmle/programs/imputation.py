@@ -28,7 +28,7 @@ import numpy as np
 from scipy.special import ndtri, pdtr, pdtrik
 
 from fedtmle.algorithms.base import Run
-from fedtmle.errors import FitError, InputError, NumericalError
+from fedtmle.errors import FitError, NumericalError
 from fedtmle.initial.glm import GLM, AbstractRegressionModel, AbstractResponse, FittedGLM
 from fedtmle.initial.multinomial import FittedMultinomial
 from fedtmle.initial.ranges import Ranges
@@ -66,7 +66,6 @@ from fedtmle.protocol.views import through
 
 RIDGE = 1e-6  # of the imputation models, so that collinear columns and separation do not stop the run
 LARGEST_RESIDUAL = 64.0  # squared, on the unit scale of the declared range
-FEWEST_MISSING = 10  # values of a variable over all silos: the completed data sets differ in these alone
 
 Form = Literal["binary", "number", "count", "category"]
 KIND: dict[Form, Response] = {
@@ -119,6 +118,12 @@ class VariableResponse(AbstractResponse):
     """A variable as the response of its imputation model, among the records that have it."""
 
     variable: ImputedVariable
+    missing: int  # records of all silos
+
+    @property
+    def known_people(self) -> tuple[tuple[str, int], ...]:
+        # Sums over two completed data sets differ by the records with missing values alone.
+        return ((f"missing({self.variable.name})", self.missing),)
 
     def of(self, table: Table) -> tuple[Array, Array]:
         return self.variable.read(table), 1.0 - table.numeric[is_missing(self.variable.name)]
@@ -285,18 +290,7 @@ class Chains:
 def impute(
     study: Study, counts: MissingCounts, base: Filled, levels: Levels, n: int
 ) -> Flow[tuple[View, ...]]:
-    """Return the views of the m completed data sets; the chains go on in the same rounds.
-
-    Sums over two completed data sets differ by the records with missing values alone, so that few of those
-    are refused.
-    """
-    for name in counts.affected(study.variables, "impute"):
-        if counts.counts[name] < FEWEST_MISSING:
-            raise InputError(
-                f"variables: '{name}' is missing in fewer than {FEWEST_MISSING} records of all silos. "
-                "Imputed data sets differ in these alone, and would disclose them. Leave these records out, "
-                f"or take '{name}' out of the formulas"
-            )
+    """Return the views of the m completed data sets; the chains go on in the same rounds."""
     common = Chains(study=study, counts=counts, levels=levels, n=n)
     return tuple((yield from together([_chain(common, base, j) for j in range(study.imputations)])))
 
@@ -320,7 +314,7 @@ def _chain(common: Chains, base: Filled, number: int) -> Flow[View]:
 
 def _regression(common: Chains, variable: ImputedVariable, formula: Formula, key: str) -> Flow[Draw]:
     """Fit the imputation model of a variable, and draw its coefficients."""
-    response = VariableResponse(variable=variable)
+    response = VariableResponse(variable=variable, missing=common.counts.counts[variable.name])
     is_category = variable.form == "category"
     glm = GLM(str(formula), ridge=RIDGE)
     label = f"imputation model of '{variable.name}'"

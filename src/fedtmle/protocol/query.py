@@ -333,8 +333,9 @@ class AbstractQuery(ABC, Generic[Answer, Pooled]):
         return ()
 
     def rare_columns(self, floor: int) -> tuple[str, ...]:
-        """Return columns behind the answer that fewer than ``floor`` people of all silos have, if known."""
-        return ()
+        """Return columns or groups of the answer with fewer than ``floor`` people of all silos, if known."""
+        groups = (group for point in self.evaluations() for group in point.model.known_people)
+        return tuple(dict.fromkeys(name for name, people in groups if 0 < people < floor))
 
     def ships_model(self, silo: str) -> bool:
         """Return whether this silo's answer is a model of its own rows, which every party sees."""
