@@ -194,7 +194,7 @@ if TYPE_CHECKING:  # for type checkers and editors; at run time, __getattr__ bel
 
 
 def __getattr__(name: str) -> Any:
-    if name == "__all__":  # with the estimands, whose module is not loaded before someone asks
+    if name == "__all__":  # includes the estimands, whose module is loaded only now
         return sorted([*_HOME, *_estimands()])
     if name in _HOME:
         home = importlib.import_module(_HOME[name])

@@ -72,7 +72,7 @@ class Adaptive(AbstractAlgorithm):
 
     @property
     def adds_integers(self) -> bool:
-        return False  # the lengths of the silos' own gradients decide
+        return False  # the choice needs the lengths of the silos' own gradients
 
     @property
     def coded(self) -> Coded:

@@ -40,7 +40,7 @@ def demo(
         from fedtmle.demo_private import ihdp_private
 
         if study is not DemoStudy.IHDP:
-            raise typer.BadParameter("only the study ihdp has noise", param_hint="--epsilon")
+            raise typer.BadParameter("only --study ihdp runs with noise", param_hint="--epsilon")
         with reporting(as_json=as_json):
             document = ihdp_private(epsilon, as_json=as_json, quiet=quiet)
     else:
@@ -48,7 +48,7 @@ def demo(
             from fedtmle.demo import ihdp as run
         else:
             run = load(DEMOS, study.value) or fail_without_paper(f"fedtmle demo --study {study.value}")
-        pilot = as_json and study is DemoStudy.TRANSPORT  # what `bounds --pilot` reads
+        pilot = as_json and study is DemoStudy.TRANSPORT  # `bounds --pilot` reads this
         document = run(as_json=as_json, quiet=quiet, observe=report is not None or pilot)
     if report is not None:
         write_page(document, report)

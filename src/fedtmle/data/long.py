@@ -20,7 +20,7 @@ from fedtmle.model.table import Factor
 from fedtmle.model.types import Array, Bools, IntArray
 
 LAST = "_last"
-ANY, LATEST = 0, -1  # places of a value that are not the number of a period
+ANY, LATEST = 0, -1  # stand for any period, and for a person's last row
 MOST_PERIODS = 1_000  # more are probably dates or identifiers
 
 

@@ -305,7 +305,7 @@ class _SiloFileReader:
         return folder
 
     def _file(self, path: Path, written: Mapping[str, str]) -> Path | CsvFile:
-        """Return the file to read, with how a .csv is written if that is stated."""
+        """Return the file to read, with the encoding and number format of a .csv if they are stated."""
         if not written:
             return path
         if path.suffix.lower() != ".csv":

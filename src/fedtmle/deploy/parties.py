@@ -28,7 +28,7 @@ class PartyStatus:
     running: bool
     connection: str = ""  # whether a server listens, or whether a silo hears its server
     records: dict[str, str] = field(default_factory=dict)  # runs at a server, studies at a silo
-    key: str = ""  # of a server: the public half of the key that signs its requests
+    key: str = ""  # public half of the key with which a server signs requests
 
     def __str__(self) -> str:
         lines = [f"{self.party}: {'running' if self.running else 'not running'}"]

@@ -21,7 +21,7 @@ class Presence:
 
     alive: bool
     age: float  # seconds
-    sites: Mapping[str, Mapping[str, Any]]  # of the connected silos: when heard, which version
+    sites: Mapping[str, Mapping[str, Any]]  # the connected silos: when heard, which version
 
 
 def presence(server: Path) -> Presence | None:

@@ -70,7 +70,7 @@ def provision(
     parties = [kit(path=made.server, role=Role.SERVER, site="server", silo="")]
     dispatcher = kits / DISPATCHER / "startup"
     (made.server / "fedtmle").mkdir()
-    for suffix in ("crt", "key"):  # with which the server signs the jobs that it starts
+    for suffix in ("crt", "key"):  # the server signs the jobs that it starts with these
         shutil.copy(dispatcher / f"client.{suffix}", made.server / "fedtmle" / f"dispatcher.{suffix}")
     for silo, site in named.items():
         shutil.move(kits / site, made.kit(silo))

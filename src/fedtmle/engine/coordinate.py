@@ -63,9 +63,9 @@ class Coordination:
         self._folder = RunFolder.named(runs, name)
         self._process = Process.here()
         status = self._folder.move(Move.ARRIVE, by=self._process)
-        self._reached = status.round  # by earlier attempts
+        self._reached = status.round  # the round that earlier attempts reached
         self._absent, self._has_opened = dict(status.absent), status.has_opened
-        self._news: dict[str, Any] = {}  # not written yet
+        self._news: dict[str, Any] = {}  # news that were not written yet
         self._reported = 0.0
         self._last = 0.0
         self._seconds: list[float] = []

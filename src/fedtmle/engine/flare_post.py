@@ -29,7 +29,7 @@ from fedtmle.engine.notice import command_of, notice_of, tell_later
 from fedtmle.engine.post import POST_EVERY, Desk, read_notice, write_letter
 from fedtmle.errors import DecodeError
 
-Engine: TypeAlias = Any  # of FLARE, server or client, for which it has no common type
+Engine: TypeAlias = Any  # FLARE's server or client engine, which have no common type
 CHANNEL, TOPIC, OFFICE = "fedtmle", "post", "office"
 TURN_EVERY = 1.0  # seconds
 FIRST_AFTER = 0.5  # seconds after the engine's start

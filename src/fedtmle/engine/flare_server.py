@@ -24,9 +24,9 @@ from fedtmle.engine.post import read_report, write_letter
 from fedtmle.engine.runs import RunFolder
 from fedtmle.errors import ProtocolError
 
-Engine: TypeAlias = Any  # of FLARE's server
-DISPATCHER = "dispatcher@fedtmle.org"  # in whose name the server submits its jobs
-NO_SIGNATURE = "NA"  # of FLARE
+Engine: TypeAlias = Any  # the engine of FLARE's server
+DISPATCHER = "dispatcher@fedtmle.org"  # the submitter of the server's jobs
+NO_SIGNATURE = "NA"  # FLARE's own text
 _log = logging.getLogger("fedtmle.post")
 
 

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 LONGEST_LOG = 8 << 20  # bytes
-KEPT_DAYS = 30  # of a job's folder, after its last change
+KEPT_DAYS = 30  # days to keep a job's folder after its last change
 _JOB = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 

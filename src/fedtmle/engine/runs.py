@@ -155,7 +155,7 @@ class RunStatus:
     process: Process | None = None  # the job's process at the server, once it has claimed the run
     attempt: int = 0
     lost: int = 0  # attempts in a row that were lost without a new round
-    seconds: tuple[float, ...] = ()  # of each round, once the run has ended
+    seconds: tuple[float, ...] = ()  # seconds of each round, once the run has ended
 
     def taking_part(self, sites: Mapping[str, str]) -> dict[str, str]:
         """Return those of the silos and their engine's names that are not absent."""

@@ -225,7 +225,7 @@ def _lock(path: Path) -> int:
                 _end_holder(handle)
             time.sleep(0.2)
         else:
-            with suppress(OSError):  # on a full disk the journal says so
+            with suppress(OSError):  # on a full disk the journal reports it
                 os.ftruncate(handle, 0)
                 os.pwrite(handle, msgspec.json.encode(Process.here()), 0)
             return handle

@@ -18,7 +18,7 @@ from itertools import combinations
 
 from fedtmle.initial.syntax import Categorical, Formula, Term
 
-Coding = Mapping[str, bool]  # of a piece: its factors by name, True where all levels get a column
+Coding = Mapping[str, bool]  # the factors of a piece; True if all levels get a column
 
 
 def codings(formula: Formula) -> list[list[Coding]]:

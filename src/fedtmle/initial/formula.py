@@ -47,7 +47,7 @@ MAX_LENGTH = 20_000  # characters, of the text and of the canonical text
 MAX_DEPTH = 50  # open parentheses, signs and powers at one place
 MAX_PRODUCTS = 20_000  # pairs of terms multiplied out by * and : over sums
 MAX_ORDER = 20  # variables in one interaction
-MAX_DEGREE = 10  # of poly and bs
+MAX_DEGREE = 10  # largest degree of poly and bs
 MAX_KNOTS = 50
 
 _TOKEN = re.compile(

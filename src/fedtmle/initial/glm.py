@@ -218,7 +218,7 @@ class GLMModel(AbstractRegressionModel):
     response: AbstractResponse
     weight_ceiling: float = 1.0
     ridge: float = 0.0
-    ranges: tuple[Range, ...] | None = None  # of the columns before they are divided, if known
+    ranges: tuple[Range, ...] | None = None  # ranges of the columns before they are divided, if known
 
     @property
     def dim(self) -> int:
@@ -304,7 +304,7 @@ class GLMModel(AbstractRegressionModel):
         slope, bend = {Family.LOGISTIC: (1.0, 0.25), Family.GAUSSIAN: (64.0, 1.0)}.get(
             self.family, (4096.0, 4096.0)
         )
-        most = self.weight_ceiling * max(self.response.periods, 1)  # of all long rows of a person
+        most = self.weight_ceiling * max(self.response.periods, 1)  # weight of all long rows of a person
         return RowBound(gradient=exponent(slope * most), curvature=exponent(bend * most))
 
 

@@ -137,6 +137,6 @@ class FittedMultinomial:
         X = scaled_design(self.formula, table, self.levels, zeros)
         eta = np.zeros((len(self.coefficients) + 1, table.n_rows))
         for j, beta in enumerate(self.coefficients, start=1):
-            rows = kernels.glm_rows(Family.GAUSSIAN, X)  # whose mean is the predictor
+            rows = kernels.glm_rows(Family.GAUSSIAN, X)  # the Gaussian mean is the predictor
             eta[j] = kernels.glm_means(rows, np.array(beta))
         return kernels.softmax(eta)

@@ -34,7 +34,7 @@ from fedtmle.initial.syntax import (
 )
 
 Range = tuple[float, float]  # the least and the largest value
-Ranges = Mapping[str, Range]  # of numeric columns, by name
+Ranges = Mapping[str, Range]  # ranges of numeric columns, by name
 
 SLACK = 4  # units in the last place by which an elementary function may err
 UNIT: Range = (0.0, 1.0)

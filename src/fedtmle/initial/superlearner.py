@@ -25,7 +25,7 @@ from fedtmle.model.table import Table
 from fedtmle.model.types import Array
 
 MAX_CANDIDATES = 32  # exact weights of more take too long in the worst case
-KEPT_BITS = 96  # of the largest sum: what is cut off is far below the ridge
+KEPT_BITS = 96  # bits kept of the largest sum; the rest is far below the ridge
 RIDGE_BITS = 50
 
 

@@ -27,7 +27,7 @@ from fedtmle.model.types import Array
 MAX_ROUNDS = 500
 MAX_DEPTH = 6
 SMALLEST_LEAF = 10  # rows: a leaf's value is a mean over them
-SMALLEST_PRIOR = float(np.finfo(np.float32).eps)  # where scikit-learn stops the log-odds of the start
+SMALLEST_PRIOR = float(np.finfo(np.float32).eps)  # scikit-learn's bound of the initial probability
 
 NODE = np.dtype(
     [

@@ -108,7 +108,7 @@ ALIASES = {
     "percent": "%",
     "share": "1",
 }
-TIME_UNITS = ("days", "weeks", "months", "years")  # of a difference of dates
+TIME_UNITS = ("days", "weeks", "months", "years")  # units of a difference of dates
 WRITE_IT = "write the conversion as scale (and shift) instead"
 
 

@@ -21,7 +21,7 @@ BasicKind = Literal["binary", "number", "count", "category", "identifier"]
 Missing = Literal["refuse", "indicator", "impute", "omit"]
 MISSING: tuple[Missing, ...] = ("refuse", "indicator", "impute", "omit")
 MOST_LEVELS = 200  # a variable with more is an identifier or a number
-LONGEST_TEXT = 200  # of a label or a unit: they are printed in tables
+LONGEST_TEXT = 200  # characters of a label or a unit, which tables print
 
 
 @final

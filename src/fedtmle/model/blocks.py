@@ -124,7 +124,7 @@ class Blocks(AbstractRowsSubmodel):
         units, shifts = [0] * packed_size(self.dim), (0,) * packed_size(self.dim)
         for block, place in zip(self.blocks, self.places, strict=True):
             own = block.gram()
-            shifts = (own.shifts[0],) * len(units)  # of all blocks the same: they have one bound
+            shifts = (own.shifts[0],) * len(units)  # the same for all blocks, which share one bound
             for k, unit in zip(self._at(place, Part.HESSIAN), own.units, strict=True):
                 units[k] = unit
         return Sums(tuple(units), shifts)

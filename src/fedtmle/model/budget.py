@@ -24,7 +24,7 @@ from fedtmle.model.arguments import expect_integer, expect_number
 
 PLACES = 48  # binary places of rho, which is rounded down
 DIGITS = 26
-OWNER_DELTA = 1e-6  # at which owners state how much zCDP all studies may take, as an epsilon
+OWNER_DELTA = 1e-6  # the delta of the epsilon by which owners limit all studies together
 SEARCH = 55  # steps of the golden-section search: to 1e-11 in log(alpha - 1), where the minimum is flat
 
 

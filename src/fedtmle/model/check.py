@@ -246,7 +246,7 @@ def _row_bound(case: Case[Law, Rows]) -> Iterator[Gap]:
     bound = case.problem.row_bound(case.law)
     for eps in case.points:
         shifts = query_shifts(bound, eps, ALL)
-        pooled = case.submodel.sums(eps, ALL)  # an error if a row is beyond
+        pooled = case.submodel.sums(eps, ALL)  # raises if a row exceeds its bound
         yield Gap(float(pooled.shifts != shifts), 0.0, subject="the sums are not on the grid of row_bound")
         for row in case.sample:
             sums = case.submodel.take(row).sums(eps, ALL)
@@ -452,7 +452,7 @@ def _ceilings(case: Case[Law, Rows]) -> Array:
     for ceiling in (case.submodel.curvature_ceiling, lambda: case.normaliser.curvature_ceiling(identity)):
         try:
             ceilings.append(np.ravel(ceiling()))
-        except InputError:  # there is none on the whole line
+        except InputError:  # this loss has no curvature bound on the whole line
             continue
     return np.concatenate(ceilings)
 

@@ -16,7 +16,7 @@ from fedtmle.model.problem import AbstractProblem, Estimate, Law, Rows
 from fedtmle.model.submodel import AbstractNormaliser, AbstractSubmodel
 from fedtmle.model.types import Array, IntArray, Part, unpack
 
-ROUNDING = 2.0**-44  # of a mean of computed terms, relative to the largest
+ROUNDING = 2.0**-44  # rounding error of a mean, relative to its largest term
 SAMPLE = 50  # rows that are checked one by one
 POINTS = 3  # random fluctuations tried
 USEFUL = 1e-4  # a tolerance above this share of the quantity that it bounds would check nothing

@@ -14,7 +14,7 @@ import numpy as np
 
 from fedtmle.model.types import Array
 
-FRACTIONS = (0.735193, 0.268351)  # of a column's range: where the two known values lie
+FRACTIONS = (0.735193, 0.268351)  # shares of a column's range at which the two known values lie
 CLOSE = 4e-3  # a printed number this close to a known value, relative to it, is a quotation
 _NUMBER = re.compile(r"\d[\d,_]*\.?\d*(?:[eE][+-]?\d+)?|\.\d+")
 

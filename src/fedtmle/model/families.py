@@ -6,7 +6,7 @@ import enum
 import math
 from typing import Literal
 
-Response = Literal["binary", "continuous", "count"]  # what the values of a response may be
+Response = Literal["binary", "continuous", "count"]  # the kinds of a response
 
 
 class Family(enum.IntEnum):

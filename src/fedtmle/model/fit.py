@@ -35,7 +35,7 @@ from fedtmle.model.types import Array, Part, unpack
 
 ALL_PARTS = Part.LOSS | Part.GRADIENT | Part.HESSIAN
 STEPS = 200
-START_FRACTIONS = (0.75, 0.375, 0.125)  # of the radius, along +-e_j
+START_FRACTIONS = (0.75, 0.375, 0.125)  # start points along +-e_j, as shares of the radius
 ON_SPHERE = 1 - 2.0**-40
 NORMALISER_ROUNDING = 2.0**-46  # a sum over some 10^4 quadrature nodes, relative to Z
 
@@ -222,7 +222,7 @@ class _Objective:
         sums = self.submodel.sums(eps, parts)
         mean = sums.values(self.submodel.n_rows)
         _, gradient, second = layout(d, ALL_PARTS)
-        resolution = [2.0 ** -(shift + 1) for shift in sums.shifts]  # of a mean: half a unit
+        resolution = [2.0 ** -(shift + 1) for shift in sums.shifts]  # half a unit, for a mean
         value = self.normaliser.value(eps)
         public = 0.0 if isinstance(self.normaliser, NoNormaliser) else NORMALISER_ROUNDING
         return _Point(

@@ -41,7 +41,7 @@ AMBIGUOUS = 1e-10  # eigenvalues of unit columns' S below which the rows are rea
 FIRST_LOOK = 1 << 11  # rows after which a bound of all leverages is tried for the first time
 OWN_SHARES = (0.0, 0.25, 0.5, 0.75)  # shares of the silo's own S in a lower bound of the pooled S
 CERTAIN = 700.0  # size of a linear predictor beyond which a probability is 0 or 1
-LEAST_RESIDUAL = 1.0 / 16  # of a continuous response on the unit scale, in a row's standard deviation
+LEAST_RESIDUAL = 1.0 / 16  # least residual of a continuous response on the unit scale
 
 
 class PersonRows(NamedTuple):
@@ -136,11 +136,11 @@ def largest_leverage(
     bounds: Array | None = None,
     enough: float = 0.0,
 ) -> float:
-    """Return the largest leverage of a person in the rows that ``pieces`` gives, in order and each time anew.
+    """Return the largest leverage of a person in the rows; each call of ``pieces`` yields them in order.
 
-    ``space`` is a pooled one; by default it is that of the rows themselves. With public ``bounds`` of |t_j| a
-    bound that is at most ``enough`` is returned instead, as soon as the rows read so far prove it: further
-    rows can only add to S. Without them a bound by the largest |t_j| may do.
+    ``space`` is a pooled one; by default it is that of the rows themselves. With public ``bounds`` of |t_j|,
+    an upper bound that is at most ``enough`` is returned as soon as the rows read so far prove it, because
+    further rows can only add to S. Without them, an upper bound by the largest |t_j| may be returned.
     """
     if space is None:
         gram: Array | None = None

@@ -23,7 +23,7 @@ from fedtmle.model.types import Array
 
 Rows = list[list[float]]
 
-MAX_SWEEPS = 60  # of Jacobi's method, whose convergence is quadratic: about ten are needed
+MAX_SWEEPS = 60  # Jacobi's method converges quadratically: about ten are needed
 REMEMBERED = 256  # results of each function: more than one round of a study has
 LARGEST_REMEMBERED = 1 << 12  # entries of the arguments; larger ones are computed every time
 

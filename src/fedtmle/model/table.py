@@ -128,7 +128,7 @@ class StreamedTable:
 
     n_rows: int
     factor_counts: Mapping[str, Mapping[str, int]]  # level -> rows, over all rows
-    digest: bytes  # of the content
+    digest: bytes  # digest of the content
     omitted: int = 0  # rows that the study leaves out by declaration, and counts
     read: Callable[[], Iterator[Table]] = field(compare=False, repr=False)  # one pass
 
@@ -186,7 +186,7 @@ def _numbered_batches(batches: Iterator[Table]) -> Iterator[Table]:
 
 
 def placed(table: AnyTable, first_row: int) -> AnyTable:
-    """Return the table with the numbers in `ROW`, if it has them, moved on by ``first_row``."""
+    """Return the table with ``first_row`` added to its row numbers in `ROW`, if it has them."""
     if isinstance(table, StreamedTable):
         read = table.read
         return replace(table, read=lambda: (_placed(batch, first_row) for batch in read()))

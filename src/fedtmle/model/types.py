@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 Bytes = NDArray[np.uint8]
-Codes = NDArray[np.int16]  # of an arm, row by row
+Codes = NDArray[np.int16]  # the code of the arm in each row
 Bools = NDArray[np.bool_]
 
 

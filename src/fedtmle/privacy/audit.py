@@ -228,7 +228,7 @@ class _AbstractTally(ABC, Generic[Rows]):
 
         def record(eta: float) -> Array:
             omega = np.minimum(radius, coordinate_moduli(self.block, radius=joint, noise=eta)[present])
-            if self.is_discrete:  # of two values the attacker excludes one or neither
+            if self.is_discrete:  # the attacker excludes one of two values, or neither
                 omega = np.where(omega >= radius * (1 - 1e-9), radius, 0.0)
             return scale * omega
 
@@ -266,7 +266,7 @@ class _ContinuousTally(_AbstractTally[Rows]):
         self.low, self.high = np.full(N, -radius), np.full(N, radius)
         self.slope = np.zeros(N)  # sum of squared derivatives: ||a_i||^2
         self.bend = np.zeros(N)  # sum of squared remainders at +rho or -rho, whichever is larger
-        self.straight = np.zeros(N)  # as slope, over the numbers that are linear in the column
+        self.straight = np.zeros(N)  # `slope` over the numbers that are linear in the column only
 
     @property
     def phi(self) -> Array:

@@ -37,16 +37,16 @@ from fedtmle.protocol.regression import FitCurvatureQuery, FitGradientQuery, Nea
 from fedtmle.protocol.sums import norm
 
 THETA = 2.0**-6  # rounding of the gradient as a share of its norm; see `FINER_THETA`
-FINER_THETA = 2.0**-9  # of at most `FEW` coordinates, whose curvature the method soon knows
+FINER_THETA = 2.0**-9  # for at most `FEW` coordinates, whose curvature is soon known
 FEW = 8
 FINEST = -46  # the exponent of the finest grid: sums of rows bounded by 1 have 50 bits
-LONGEST_STEP = 4.0  # of u: the root mean square of a change of the linear predictor
+LONGEST_STEP = 4.0  # longest step in u, the root mean square change of the linear predictor
 MAX_ROUNDS = 80
-CURVATURE_BITS = 6  # of the curvature that is asked once, beside its mean; see `FINER_CURVATURE_BITS`
-FINER_CURVATURE_BITS = 12  # of at most `FEW` coordinates
+CURVATURE_BITS = 6  # bits of the curvature relative to its mean; see `FINER_CURVATURE_BITS`
+FINER_CURVATURE_BITS = 12  # for at most `FEW` coordinates
 WORTH_CURVATURE = 2.0**-6  # ask for the curvature only if a step is longer than this
 FIRST_RATE = 2.0**-4  # share of the gradient that a step with a known curvature is expected to leave
-CURVATURE_ROUND = 3  # of a loss whose curvature changes: not before this round of the fit
+CURVATURE_ROUND = 3  # first round that may ask for a curvature that changes
 SEPARATED_CURVATURE = 1e-5  # treat as separated if this share of the first curvature is left along a step
 
 

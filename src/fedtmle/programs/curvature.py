@@ -53,7 +53,7 @@ class DesignColumns:
     scales: tuple[int, ...]
     A: Array
     largest: float  # a bound of every |z|
-    ranges: tuple[Range, ...]  # of the columns
+    ranges: tuple[Range, ...]  # ranges of the columns
 
     @classmethod
     def declared(cls, formula: Formula, levels: Levels, ranges: Ranges) -> DesignColumns:

@@ -33,7 +33,7 @@ from fedtmle.targets.effects.statistics import (
 )
 
 BIN_PLACES = 6  # binary places of a sum over a bin: enough for a figure
-SCALE_BITS = 36  # of the curvature of the fluctuation, below its bound for one row
+SCALE_BITS = 36  # bits of the fluctuation's curvature below its bound for one row
 DECILES = tuple(NormalDist().inv_cdf(k / 10) for k in range(1, 10))
 
 
@@ -162,7 +162,7 @@ class OutcomeFit:
     deviance: tuple[float, float] | None
     variance: float
     residual_variance: tuple[float, float]
-    edges: tuple[float, ...]  # of Q before, the inner ones
+    edges: tuple[float, ...]  # inner edges, of Q before targeting
     calibration: tuple[PooledBin, ...]
 
 

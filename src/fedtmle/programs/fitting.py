@@ -46,7 +46,7 @@ TOTAL_BITS = 10  # binary places of the sums of weights and responses
 MINORITY_SHARE = (
     2.0**-20
 )  # treat the response as constant if the minority's share of the weight is below this
-FIRST_EXPONENT = -9  # of the grid of the first gradient
+FIRST_EXPONENT = -9  # exponent of the grid of the first gradient
 DOUBTFUL = 2.0**-6  # ask for the first gradient again if rounding of a coordinate exceeds this
 MISFIT = 2.0**-4  # share of the first gradient of a squared loss that a step may leave
 UNITS = {Family.LOGISTIC: 1.0, Family.GAUSSIAN: 2.0**-4, Family.POISSON: 2.0**-4}  # see `FittedGLM.error`
@@ -64,8 +64,8 @@ class First:
     responses: tuple[float, ...]
     basis: Array  # B, lower triangular: gradient and curvature are in the coordinates B z, z = A x
     gradient: Array
-    rounding: float  # of each coordinate of the gradient
-    curvature: Array | None = None  # of a squared loss over rows of its own, if it was asked
+    rounding: float  # rounding error of each coordinate of the gradient
+    curvature: Array | None = None  # known for a squared loss over its own rows, if asked
 
     def whitened(self, whitener: Array) -> tuple[Array, Array]:
         """Return the gradient in the coordinates W z, and a bound of the rounding of each of them."""
@@ -116,7 +116,7 @@ class ResponseTotals(AbstractBoundedColumns[LongPiece]):
 
     response: AbstractResponse
     weight_ceiling: float
-    classes: int = 0  # of a multinomial response
+    classes: int = 0  # number of classes of a multinomial response
 
     @property
     def label(self) -> str:
@@ -299,7 +299,7 @@ def _fit_coded(regression: Regression, glm: GLM, fitting: Fitting) -> Flow[Fitte
     first = fitting.firsts[regression.label, glm]
     _require_response(regression, family, first)
     if gram.is_fine and not glm.ridge:
-        empty = unused_levels(gram.raw(), columns.formula, fitting.levels)  # of levels that nobody has
+        empty = unused_levels(gram.raw(), columns.formula, fitting.levels)  # levels that nobody has
         refuse_collinear(gram.raw() + empty, columns.names, regression.label)
     whitener, size = gram.whitener(), len(columns.names)
     W, unit = _per_class(whitener, regression), UNITS[family]
@@ -329,7 +329,7 @@ def _fit_coded(regression: Regression, glm: GLM, fitting: Fitting) -> Flow[Fitte
     means, start = [response / first.weight for response in first.responses], np.zeros(task.dim)
     if columns.names[0] == "1" and family is not Family.GAUSSIAN:
         reference = 1.0 - math.fsum(means) if family is Family.LOGISTIC else 1.0
-        for j in blocks:  # the fit of the intercepts alone, where their part of the gradient is zero
+        for j in blocks:  # at the fit of the intercepts alone, their gradient is zero
             start[j * size] = kernels.log(means[j] / reference) / whitener[0, 0]
             gradient[j * size] = 0.0
     null = first.weight / gram.mass * _null_curvature(family, means)

@@ -103,7 +103,7 @@ from fedtmle.targets.time.statistics import TimeArmWeights
 class StudyDetails:
     """The results of a study besides its estimate; all of them are pooled and public."""
 
-    problem: EffectProblem  # what was targeted
+    problem: EffectProblem  # the problem that was targeted
     components: tuple[Component, ...]
     strata: tuple[str, ...]
     levels: Mapping[str, tuple[str, ...]]
@@ -114,10 +114,10 @@ class StudyDetails:
     diagnostics: Diagnostics | None  # None if not wanted, or where each silo has its own law (Personalized)
     nuisances: Mapping[str, tuple[Fitted, ...]]
     silos: ComparedSilos | None  # None if ``diagnostics`` is
-    missing: MissingCounts | None = None  # of the covariates that may be missing
+    missing: MissingCounts | None = None  # counts for covariates that may be missing
     omitted: int = 0  # records left out, because their treatment is missing
     imputed: tuple[Estimate, ...] = ()  # one per data set, if a covariate is imputed
-    privacy: PrivacyAccount | None = None  # of a study with privacy, whose counts are noisy
+    privacy: PrivacyAccount | None = None  # only with privacy, where counts are noisy
 
     @property
     def start(self) -> EffectLaw:

@@ -64,7 +64,7 @@ from fedtmle.protocol.query import Flow, Phase, View
 from fedtmle.protocol.sums import TallyQuery
 from fedtmle.protocol.views import through
 
-RIDGE = 1e-6  # of the imputation models, so that collinear columns and separation do not stop the run
+RIDGE = 1e-6  # keeps collinear columns and separation from stopping imputation models
 LARGEST_RESIDUAL = 64.0  # squared, on the unit scale of the declared range
 
 Form = Literal["binary", "number", "count", "category"]

@@ -32,7 +32,7 @@ from fedtmle.protocol.query import CountCell, Flow, IntegerSums, Local, Phase
 from fedtmle.protocol.sums import TallyQuery
 
 Levels = Mapping[str, tuple[str, ...]]
-MOST_RECORDS = 1 << 40  # of all silos, as a public bound
+MOST_RECORDS = 1 << 40  # public bound of the records of all silos
 
 
 def is_missing(name: str) -> str:

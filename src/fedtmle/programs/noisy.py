@@ -40,7 +40,7 @@ ASSUMPTIONS = (
 )
 ROLES = ("treatment", "missingness", "outcome")
 GRADIENT_ROUNDS = 2
-INFLATION = 1.1  # of the standard error by the last round's noise; the bound on g is chosen to reach it
+INFLATION = 1.1  # the bound on g is chosen so that noise inflates the standard error by this
 MOST_TRUNCATED = 0.03  # share of the points whose g is below the bound
 BOUNDS = tuple(0.01 * 1.08**k for k in range(50))  # candidates: 0.01 to 0.43
 
@@ -92,7 +92,7 @@ class PrivateFit:
             return self.of_everyone._dispersion
         population = self.population
         outcome, seen = population.entry("outcome"), population.mean("observed")
-        square = (float(outcome[-1]) + 2.0 * float(outcome[0]) + seen) / 4.0  # of the observed outcomes
+        square = (float(outcome[-1]) + 2.0 * float(outcome[0]) + seen) / 4.0  # mean square of outcomes
         parts = list(zip(self._shares, self._means, strict=True))
         explained = math.fsum(float(self.population.mean_of(share * q * q)[0]) for share, q in parts)
         binary = math.fsum(float(self.population.mean_of(share * q * (1.0 - q))[0]) for share, q in parts)

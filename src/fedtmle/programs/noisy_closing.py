@@ -31,11 +31,11 @@ from fedtmle.targets.effects.noisy import COUNT_SCALE, TRUNCATED_SCALE, OneStepC
 from fedtmle.targets.effects.prepare import EffectColumns
 
 LEAST_SHARE = 0.5  # floor of the sampling variance, as a share of its prediction
-LEAST_VARIANCE = 1e-12  # of the one-step terms of an outcome in [0, 1], whatever is predicted
+LEAST_VARIANCE = 1e-12  # floor for one-step terms of an outcome in [0, 1]
 LARGEST_BIAS = 0.3  # share of the standard error; with a larger bias an interval is labelled
 LARGEST_REMAINDER = 0.5  # share of the variance; with a larger remainder an interval is labelled
 LARGEST_INFLATION = 2.0  # factor of the width; with a larger one an interval is labelled
-FEWEST_ROWS = 5.0  # of a stratum, in deviations of the noise of its row count; fewer are labelled
+FEWEST_ROWS = 5.0  # a stratum with fewer rows, in deviations of their noise, is labelled
 
 
 @final
@@ -64,7 +64,7 @@ class PrivacyAccount:
     truncated: tuple[float, ...]
     n: int
     rows: tuple[float, ...] = ()
-    rows_deviation: float = 0.0  # of the noise of each
+    rows_deviation: float = 0.0  # standard deviation of the noise of each row count
 
     @property
     def inflation(self) -> tuple[float, ...]:
@@ -146,7 +146,7 @@ def _mean(
 
 
 def _floored(noisy: Array, predicted: Array) -> Array:
-    """Return the noisy covariance with eigenvalues of at least half of the smallest predicted one's."""
+    """Return the noisy covariance, its eigenvalues raised to at least half of the smallest predicted one."""
     values, vectors = eigen(noisy)
     least = max(LEAST_SHARE * float(eigen(predicted)[0][0]), LEAST_VARIANCE)
     return congruence(vectors, np.diag(np.maximum(values, least)))

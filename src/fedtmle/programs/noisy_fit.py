@@ -31,16 +31,16 @@ from fedtmle.model.types import Array, exponent, unpack, upper_pairs
 from fedtmle.targets.effects.noisy import GramColumns
 from fedtmle.targets.effects.noisy_design import PrivateDesign
 
-POINTS = 512  # of the population; their mirror images are added
+POINTS = 512  # points that stand for the population; mirror images are added
 PRIOR_SLOPE = 2.0  # standard deviation of a coefficient of a column in [-1, 1]
 PRIOR_INTERCEPT = 3.0
 APPROXIMATION = 0.005  # error of a mean score by the normal approximation
 CURVATURE_ERROR = 0.1  # relative error of a curvature by the normal approximation
-SMALLEST_VARIANCE = 2.0  # of a covariate, over the deviation of the noise of a covariance
-SMALLEST_EIGENVALUE = 0.25  # of the covariance, over the smallest variance
+SMALLEST_VARIANCE = 2.0  # least variance of a covariate, in deviations of a covariance's noise
+SMALLEST_EIGENVALUE = 0.25  # least eigenvalue of the covariance, as a share of the smallest variance
 SMALLEST_MASS = 0.05
-STEPS = 8  # of the first fit
-LARGEST_LOGIT = 6.0  # of a mean probability, for the prior's centre
+STEPS = 8  # steps of the first fit
+LARGEST_LOGIT = 6.0  # largest logit of a mean probability, for the prior's centre
 
 
 @lru_cache(maxsize=8)
@@ -156,7 +156,7 @@ class Population:
 
     gram: GramColumns
     matrix: Array  # the mean of z z' over rows with the weight w^2, noisy
-    deviation: float  # of the noise of an entry
+    deviation: float  # standard deviation of the noise of an entry
     mass: float  # the mean of w^2, noisy
     stratum: int | None = None  # the code of the stratum that the points stand for; None: for everyone
 

@@ -74,14 +74,14 @@ class Regression:
     kind: Response  # decides the family of a GLM whose family is "auto"
     response: AbstractResponse
     weight_ceiling: float
-    family: Family | None = None  # of every GLM; None: each GLM's own
+    family: Family | None = None  # the family of every GLM; None: each GLM's own
     cluster: str | None = None
     spanning: bool = False  # whether a cluster may be in several silos
     bounds: tuple[float, float] = (0.0, 1.0)  # the response's own scale, which public models predict on
     fold: int = 0  # the study's fold that is left out, counted from 1; 0: none
-    classes: tuple[str, ...] = ()  # of a multinomial response, by name
+    classes: tuple[str, ...] = ()  # names of the classes of a multinomial response
     constant: str = ""  # the message if the response is the same in every row used
-    ranges: Ranges  # of the variables that formulas use as numbers
+    ranges: Ranges  # ranges of the variables that formulas use as numbers
 
     def without(self, folds: Folds, fold: int) -> Regression:
         """Return the same regression on the other folds' rows."""
@@ -378,7 +378,7 @@ class NewtonPoint:
     norm: float
     hessian: Array
     is_fresh: bool = True
-    ratio: float | None = None  # of the norm to that before a full step
+    ratio: float | None = None  # ratio of the norm to that before a full step
 
 
 def minimise(

@@ -31,7 +31,7 @@ from fedtmle.targets.effects.prepare import EffectColumns, Preparation
 from fedtmle.targets.effects.problem import EffectProblem
 from fedtmle.targets.effects.statistics import OverlapMass, StudyCounts
 
-SMALLEST_EXPONENT = -512  # of weights: below it, their grid would leave the range of a double
+SMALLEST_EXPONENT = -512  # a smaller exponent of weights leaves the range of a double
 UNBOUNDED_CEILING = 4096.0  # declared for 1/(g pi) where g is not bounded
 ROLES = ("treatment", "missingness", "outcome")
 
@@ -279,7 +279,7 @@ def effect_problem(study: Study, preparation: Preparation) -> EffectProblem:
     is_complete = not preparation.missingness
     ratios = [c.population.largest_ratio(inverse, is_complete=is_complete) for c in components]
     rows, labels = identity, tuple(c.name for c in components)
-    if contrast is not None:  # of each population
+    if contrast is not None:  # one contrast per population
         populations = list(dict.fromkeys(c.population for c in components))
         rows = tuple(
             tuple(w for other in populations for w in (contrast if other == own else (0.0,) * len(contrast)))

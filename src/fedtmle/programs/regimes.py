@@ -64,11 +64,11 @@ from fedtmle.targets.regimes.statistics import (
 )
 from fedtmle.targets.regimes.timeline import PeriodView, Timeline
 
-SMALLEST_EXPONENT = -512  # of weights: below it, their grid would leave the range of a double
+SMALLEST_EXPONENT = -512  # a smaller exponent of weights leaves the range of a double
 UNBOUNDED_CEILING = 4096.0  # declared for cumulative weights that are not bounded
 NEARLY_SOLVED = 2.0**-22  # a step of a fluctuation shorter than this leaves an error of about 2^-44
-LONGEST_STEP = 4.0  # of a fluctuation, on the logit scale
-TAIL_STEP = 18.0  # where the loss falls for ever
+LONGEST_STEP = 4.0  # longest step of a fluctuation on the logit scale
+TAIL_STEP = 18.0  # step along which the loss falls for ever
 FARTHEST = 64.0  # a fluctuation beyond this is a runaway
 
 
@@ -117,7 +117,7 @@ class RegimeDetails:
     fit_labels: Mapping[str, tuple[str, ...]]  # the labels of these fits, by role
     strata: tuple[str, ...] = ()
     silos: ComparedSilos | None = None  # None without diagnostics
-    missing: MissingCounts | None = None  # of the covariates that may be missing
+    missing: MissingCounts | None = None  # counts for covariates that may be missing
     omitted: int = 0  # records left out, because their treatment is missing
 
     @property

@@ -47,7 +47,7 @@ from fedtmle.targets.effects.prepare import LINEAR_REACH, EffectColumns, Prepara
 from fedtmle.targets.effects.problem import EffectProblem
 from fedtmle.targets.effects.rows import EffectRows
 
-PRIOR_VARIANCE = 10.0  # of a coefficient on a column scaled to at most 1
+PRIOR_VARIANCE = 10.0  # prior variance of a coefficient of a column scaled to at most 1
 FEWEST_IN_ARM = 10  # records with an outcome that a silo's own estimate needs in every arm
 
 

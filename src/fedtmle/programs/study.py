@@ -39,7 +39,7 @@ from fedtmle.targets.time.followup import PERIOD, period_levels
 MOST_STRATA = 50  # every one has its own estimates: a column with more is a number, most likely
 LONGEST_TITLE = 200  # characters
 NuisanceModel = GLM | Pilot | SuperLearner | Supplied
-ROLES = ("outcome", "hazard", "treatment", "missingness", "censoring")  # of nuisance models
+ROLES = ("outcome", "hazard", "treatment", "missingness", "censoring")  # roles of nuisance models
 RESPONSES: dict[str, Response] = {"binary": "binary", "count": "count", "number": "continuous"}
 DRAFT = (
     "draft the dictionary from a table with `fedtmle init --from table.csv` or `ft.draft(table)`, and edit "
@@ -191,7 +191,7 @@ class Study:
     submodel: Literal["per arm", "contrast"] = "per arm"
     link: Literal["logistic", "linear"] = "logistic"
     weights: str | None = None
-    weight_ceiling: float = 64.0  # of a weight over the mean weight
+    weight_ceiling: float = 64.0  # largest ratio of a weight to the mean weight
     cluster: str | None = None
     cluster_scope: Literal["shared", "silo", "spanning"] = "shared"
     largest_cluster: int = 4096  # rows of one cluster: refused beyond

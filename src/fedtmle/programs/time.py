@@ -50,7 +50,7 @@ from fedtmle.targets.time.statistics import (
     TimeTruncationBins,
 )
 
-SMALLEST_EXPONENT = -512  # of weights: below it, their grid would leave the range of a double
+SMALLEST_EXPONENT = -512  # a smaller exponent of weights leaves the range of a double
 UNBOUNDED_CEILING = 4096.0  # declared for 1/(g G) where it is not bounded
 MOST_SHOWN = 12  # periods whose number at risk is shown
 
@@ -133,7 +133,7 @@ class TimeDetails:
     nuisances: Mapping[str, tuple[Fitted, ...]]
     finer: FinerGrid | None = None  # None if no finer grid is compared
     silos: ComparedSilos | None = None  # None without diagnostics
-    missing: MissingCounts | None = None  # of the covariates that may be missing
+    missing: MissingCounts | None = None  # counts for covariates that may be missing
     omitted: int = 0  # records left out, because their treatment is missing
 
     @property

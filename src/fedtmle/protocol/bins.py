@@ -76,8 +76,8 @@ class CellsCode:
     ``forecasts`` of `AbstractBins`. Columns are in a Golomb code; exact sums (None) have a fixed width.
     """
 
-    largest: tuple[int, ...]  # of a bin's count and sums
-    places: tuple[int, ...] | None  # of each sum
+    largest: tuple[int, ...]  # bounds of a bin's count and sums
+    places: tuple[int, ...] | None  # binary places of each sum
     forecasts: tuple[Forecast, ...] = ()
 
     def write(self, bins: Sequence[int], cells: Sequence[Integers], out: BitWriter) -> None:

@@ -124,7 +124,7 @@ class Guard:
         # Keys are the id of the model, which the value keeps alive, and whether the Hessian was examined.
         self._examined: dict[tuple[int, bool], _Examined] = {}
         self._designs = Designs(by_name=is_masked or self._rehearses_masked)
-        self._unions: list[Union] = []  # of models whose columns were judged with those of other silos
+        self._unions: list[Union] = []  # models judged together with the rows of other silos
         self._supported: dict[int, Model] = {}  # models whose columns have enough people, by id
         self._batch_of: np.ndarray | None = None  # own row -> number of its batch, -1 if in none yet
         self._batch_sizes: list[int] = []

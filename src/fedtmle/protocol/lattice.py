@@ -34,14 +34,12 @@ from fedtmle.protocol.codes import BitReader, BitWriter
 Matrix = tuple[tuple[Fraction, ...], ...]
 IntMatrix = tuple[tuple[int, ...], ...]
 
-SIGNIFICANT_BITS = 8  # of each entry of C and of beta; the values sent are the values used
+SIGNIFICANT_BITS = 8  # bits of each entry of C and of beta; the values sent are used
 LARGEST_MANTISSA = 1 << SIGNIFICANT_BITS
 LARGEST_EXPONENT = 1000
 CHECK_BITS = 16
 SMALLEST_NORM = 2.0**-LARGEST_EXPONENT
-SMALLEST_PIVOT = (
-    2.0**-40
-)  # of a Cholesky factor, as a share of the diagonal entry: below it is rounding error
+SMALLEST_PIVOT = 2.0**-40  # a smaller share of the diagonal entry is rounding error
 PUBLIC_BITS = 60  # the public gradient of the normaliser is rounded to 2^-60
 
 

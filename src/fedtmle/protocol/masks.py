@@ -28,11 +28,11 @@ import msgspec
 from fedtmle.errors import DecodeError, InputError
 from fedtmle.protocol.codes import BitReader, BitWriter
 
-PRIME = (1 << 31) - 1  # of the check
+PRIME = (1 << 31) - 1  # modulus of the check
 CHECK_BITS = 31
 FACTOR = 7  # c_j = 7^(j + 1): 7 generates the units of the prime
-CHECK_BYTES = 16  # of key stream for one mask of the check, so that its bias is 2^-97
-MOST_ROWS = 1 << 40  # of all silos together
+CHECK_BYTES = 16  # key-stream bytes for one mask of the check: its bias is 2^-97
+MOST_ROWS = 1 << 40  # largest number of rows of all silos together
 OUT_OF_STEP = (
     "the masks of a round do not cancel: silos were told different things, one is out of step, or a total "
     "exceeds its public bound"
@@ -133,7 +133,7 @@ class Packing:
         return Masked(packed, check)
 
 
-COUNT = Packing((Lane(MOST_ROWS),))  # of the opening: N_m
+COUNT = Packing((Lane(MOST_ROWS),))  # N_m, in the opening
 
 
 class MaskKey:

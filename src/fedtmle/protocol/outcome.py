@@ -47,7 +47,7 @@ class Visit:
     update: int
     step: int
     eps: tuple[float, ...]
-    gradient_norm: float | None  # of the pooled loss at eps, raw coordinates; at step 0, the residual
+    gradient_norm: float | None  # norm for the pooled loss at eps, raw coordinates; at step 0, the residual
     at_origin: bool
     loss_change: float | None = None  # pooled loss at eps minus that at eps = 0, if it was asked
 
@@ -77,7 +77,7 @@ class Certificate:
     arithmetic: float
     residual_bounds: tuple[float, ...] | None = None
     smoothness: Smoothness | None = None
-    lattice: Lattice | None = None  # of a coded run
+    lattice: Lattice | None = None  # the lattice of a coded run
     coordinates: str = "raw"
     history_bits: int | None = None  # H_K less H_init: the exact code of the accepted history
     assumptions: tuple[str, ...] = ()
@@ -128,7 +128,7 @@ class Targeted:
     certificate: Certificate
     estimate: Estimate
     details: object = None
-    populations: SiteTest | None = None  # of a run that averages local fits, if it was asked for
+    populations: SiteTest | None = None  # the test of a run that averages local fits, if asked for
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -277,7 +277,7 @@ class Follower:
         self._path = path or _Path(plan, n)
         self._query, self._outcome = self._path.query, self._path.outcome
         self._form: MaskedForm | None = None
-        self._broadcasts: list[Bits] = []  # that this party heard
+        self._broadcasts: list[Bits] = []  # the broadcasts that this party received
         self.round = 1
 
     @property

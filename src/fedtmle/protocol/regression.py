@@ -41,7 +41,7 @@ from fedtmle.protocol.query import (
     add_up,
 )
 
-SLACK = 2.0**-20  # of a public bound, for the rounding of doubles
+SLACK = 2.0**-20  # slack of a public bound, for the rounding of doubles
 COARSER = 1  # binary places by which a silo's grid of gradients is coarser than the pooled one
 
 

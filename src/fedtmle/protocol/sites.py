@@ -27,7 +27,7 @@ from fedtmle.protocol.query import AbstractQuery, IntegerSums, Local, Phase, Que
 
 DEPARTURE_BITS = 16  # binary places of a departure
 OWN_PLACES = 16  # binary places of a silo's own estimate, in units of its standard error
-LARGEST_EXPONENT = 300  # of a standard error
+LARGEST_EXPONENT = 300  # largest exponent of a standard error
 LARGEST_PSI = 1 << 53  # in units of 2^-16 standard errors
 
 

@@ -30,7 +30,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     note: str = ""
     data: str = ""  # the digest of plan and rows for which it holds; empty: for any rows
     bits: dict[str, float] | None = None  # by column, as `risk` found it; None: not audited
-    title: str = ""  # of the study
+    title: str = ""  # the study's title
     lowered: tuple[LoweredLimit, ...] = ()  # limits that the owner made laxer for this plan
     signature: str = ""
 

@@ -328,7 +328,7 @@ class Constants:
     G: Constant
     delta: float  # the tolerance in the run's coordinates
     descends: bool  # whether every step decreased the loss as a valid beta implies
-    spread: float = 1.0  # of the steps' beta: the largest, which is beta, over the smallest
+    spread: float = 1.0  # the largest beta of a step over the smallest
 
     @property
     def effective_kappa(self) -> float:

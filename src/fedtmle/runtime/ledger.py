@@ -70,8 +70,8 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     query: str = ""  # the query that the silo derived and answered
     phase: str = ""
     decision: str = "answered"  # answered, repeated or refused
-    reason: str = ""  # of a refusal, as sent to the server
-    key: str = ""  # of the policy that refused; not sent
+    reason: str = ""  # why the silo refused, as sent to the server
+    key: str = ""  # key of the policy that refused; not sent
     asked: bytes = b""  # the request, or its beginning if it was not answered; base64 in the file
     replied: bytes = b""
     queries: int = 0  # running totals of the session
@@ -81,7 +81,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     plan: str = ""  # the study's plan, in hexadecimal
     data: str = ""  # a digest of plan and rows, which stays at the silo
     explanation: str = ""  # the query in words, as `preview` has it; of a refusal, columns and remedy
-    told: StudyScope | None = None  # with a study's first answer
+    told: StudyScope | None = None  # the study's scope, with its first answer
 
 
 class LedgerLine(TypedDict):

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 
 Cells = Sequence[str]
-FEW_COLUMNS = 3  # so many fit on the narrowest screen
+FEW_COLUMNS = 3  # columns that fit on the narrowest screen
 
 
 def element(tag: str, content: str, **attributes: str) -> str:

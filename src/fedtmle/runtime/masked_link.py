@@ -43,7 +43,7 @@ class MaskedLink:
         self._position = position
         self._mask_key = mask_key
         self._key = key if plan.relays else None
-        self._masker: tuple[bytes, Masker] | None = None  # of the session with this name
+        self._masker: tuple[bytes, Masker] | None = None  # a session's name, and its masker
 
     def counted(self, n_rows: int) -> Counted:
         """Return the reply to `Open`: the number of rows."""

@@ -45,8 +45,8 @@ class Position:
     follower: Follower | None = None
     query: Query | None = None  # the last one derived
     uplink: Uplink = field(default_factory=Uplink)
-    heard: hashlib._Hash = field(default_factory=hashlib.sha256)  # of all broadcasts
-    bits: int = 0  # of all answers
+    heard: hashlib._Hash = field(default_factory=hashlib.sha256)  # digest of all broadcasts
+    bits: int = 0  # bits of all answers
     last: tuple[bytes, bytes] | None = None  # the last admitted request and its reply
     every_silo_closes: bool = True  # whether every silo of the roster stays to the end of the run
     strays: int = 0  # requests that were refused without a change of state
@@ -68,7 +68,7 @@ class Records:
         self, name: str, position: Position, guard: Guard, keeper: Keeper, *, plan: bytes, data: bytes
     ) -> None:
         self._plan, self._data = plan.hex(), data
-        self.told: StudyScope | None = None  # of the study, once it is known who takes part
+        self.told: StudyScope | None = None  # the study's scope, once it is known who takes part
         self.broken = False  # the silo's state is ahead of its journal; only a restart repairs that
         self._name = name
         self._position = position

@@ -188,8 +188,8 @@ class Result:
     certificate: RunCertificate | None
     account: Account
     transcript: Transcript
-    retired_at: Mapping[str, int | None]  # of a personalised run: tau_m, None if the silo never left
-    silos: Mapping[str, LocalOutcome]  # of a personalised run in this process: each silo's own estimate
+    retired_at: Mapping[str, int | None]  # tau_m in a personalised run, None if the silo never left
+    silos: Mapping[str, LocalOutcome]  # each silo's own estimate in a personalised run in this process
     populations: SiteTest | None = None  # whether the silos come from one population, if it was asked
 
     @property

@@ -138,7 +138,7 @@ class RoundReport:
     up: Mapping[str, int] = field(default_factory=dict)  # payload bits of this round, by silo
     down: Mapping[str, int] = field(default_factory=dict)
     retired: tuple[str, ...] = ()  # the silos that left in this round
-    gradient_norm: float | None = None  # of the pooled loss where the round asked, if it was disclosed
+    gradient_norm: float | None = None  # norm for the pooled loss at the round's point, if disclosed
     tolerance: float | None = None  # once it is settled
     absent: Mapping[str, str] = field(default_factory=dict)  # the silos that the run goes on without, and why
 
@@ -154,11 +154,11 @@ class Finished:
     account: Account
     transcript: Transcript
     n: int  # rows of all silos
-    sizes: Mapping[str, int | None]  # of each silo that took part; None under masks, where nobody knows them
+    sizes: Mapping[str, int | None]  # rows of each silo that took part; None under masks
     absent: Mapping[str, str]  # the silos of the roster that did not, with the reason
     lowered: Mapping[str, Sequence[LoweredLimit]]  # the limits that owners made laxer, by silo
-    retired_at: Mapping[str, int | None]  # of a personalised run: the update at which each silo left
-    closing: Sums | None  # what was pooled for the closing query
+    retired_at: Mapping[str, int | None]  # the update at which each silo left a personalised run
+    closing: Sums | None  # pooled sums of the closing query
 
 
 class Federation(Protocol):

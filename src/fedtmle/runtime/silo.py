@@ -98,7 +98,7 @@ class Silo:
         self.disagreement = False  # whether silos received different broadcasts
         self.follow: Callable[[Plan, int], Follower] = Follower  # parties of one process may share flows
         self._plan = plan  # as the owner approved it
-        self._joined = plan  # of the silos that take part, from `Begin` on
+        self._joined = plan  # the plan of the silos that take part, from `Begin` on
         self._source, self._index = rows, index
         self._keeper = keeper or Keeper()
         self._rows = self._read(plan)

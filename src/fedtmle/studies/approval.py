@@ -33,7 +33,7 @@ from fedtmle.studyfile.file import StudyFile, file_plan
 
 MOST_AUDITED = 20_000  # records, beyond which an audit takes minutes
 MOST_SHOWN = 40  # items of a list
-MOST_BITS = 20.0  # of a number that is known to a millionth of its range
+MOST_BITS = 20.0  # bits of a number that is known to a millionth of its range
 _SHOWN_ELSEWHERE = ("title", "target", "variables")
 
 

@@ -46,7 +46,7 @@ def examine_target(plan: Plan) -> None:
     try:
         check_target(study_of(plan))
     except (FedTMLEError, ArithmeticError) as error:
-        if type(error) in (CheckFailedError, InputError):  # of the check, or of the study's own arguments
+        if type(error) in (CheckFailedError, InputError):  # from the check or the study's arguments
             raise
         raise CheckFailedError(f"{kind}: it could not be run on synthetic rows: {error}") from error
     _passed.add(plan.digest)

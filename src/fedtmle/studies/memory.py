@@ -87,7 +87,7 @@ class SiloMemory:
 
     file: SiloFile
     table: AnyTable
-    columns: tuple[ReadColumn, ...]  # of the table
+    columns: tuple[ReadColumn, ...]  # columns of the table
     store: RowStore
     key: bytes
     peers: frozenset[bytes] | None

@@ -34,8 +34,8 @@ from fedtmle.targets.effects.noisy import GramColumns
 POPULATION = 4096  # records that stand for n people
 SMALLEST = 100  # records that a plan can be made for
 LEAST, LARGEST = 1_000, 10**8  # between which the smallest useful n is sought
-DEVIATIONS = 6.0  # of a number, that its declared range is assumed to span
-BINARY_MEAN, NUMBER_MEAN = 0.3, 0.5  # of an outcome on the unit scale, unless it is given
+DEVIATIONS = 6.0  # standard deviations that a number's range is assumed to span
+BINARY_MEAN, NUMBER_MEAN = 0.3, 0.5  # mean outcome on the unit scale, unless it is given
 SEED = 20
 
 

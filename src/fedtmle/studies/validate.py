@@ -284,7 +284,7 @@ def defects_of(error: FedTMLEError) -> list[Defect]:
 def _empty_arms(file: StudyFile, tables: Mapping[str, AnyTable | CountedTable]) -> list[Defect]:
     """Return a defect for each arm in which no silo has an observed outcome."""
     target = file.study.target
-    if file.study.timeline is not None:  # rules are checked by who follows them
+    if file.study.timeline is not None:  # a rehearsal checks who follows each rule
         return []
     observed_counts = [0] * len(target.arms)
     counted = [table for table in tables.values() if isinstance(table, CountedTable)]

@@ -47,7 +47,7 @@ class FitRound:
     fits: Array  # (s, d), exact ones, before any lattice
     gap: Array  # Delta_m(p^k) = l_{m,k}(0) - l_{m,k}(fit_m)
     decrease: Array  # l_m(p^k) - l_m(p^{k+1})
-    score_norm: Array  # of the local EIF mean at p^k
+    score_norm: Array  # norm of the local EIF mean at p^k
     smoothness: float  # beta: bounds every silo's Hessian in this submodel
     smoothness_is_bound: bool  # else the largest Hessian norm at the points visited
     gradient_scale: float  # G_1

@@ -12,12 +12,12 @@ from fractions import Fraction
 
 from fedtmle.protocol.lattice import Lattice
 
-DECREASE = Fraction(1, 6)  # of ||g~||^2/beta that a rounded step keeps
+DECREASE = Fraction(1, 6)  # share of ||g~||^2/beta that a rounded step keeps
 ENERGY = 6
 STEPS = Fraction(32, 3)
 ROUNDS = Fraction(64, 3)
 FINEST = Fraction(1, 8)  # and above this
-ROUND_BITS, LOG_BITS = 8, 4  # of one coordinate in one round over both links of a silo
+ROUND_BITS, LOG_BITS = 8, 4  # for one coordinate in one round, over both links of a silo
 UNIVERSAL_BITS = 256
 
 

@@ -20,7 +20,7 @@ from fedtmle.protocol.lattice import Lattice, floating
 from fedtmle.protocol.outcome import Visit
 from fedtmle.theory.communication import step_decrease
 
-LOSS_ROUNDING = 1e-13  # of a pooled loss difference, for comparisons that hold in exact arithmetic
+LOSS_ROUNDING = 1e-13  # rounding of a loss difference, in exact comparisons
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +143,7 @@ class Basis(enum.StrEnum):
 # The basis of a run's smoothness, by the run's own statement (`protocol.outcome.Smoothness`).
 SMOOTHNESS_BASIS = {
     "certified": Basis.BOUND,
-    "certified along the steps": Basis.PATH,  # of the rows' part, at the first law
+    "certified along the steps": Basis.PATH,  # for the rows' part, at the first law
     "certified at the start": Basis.PATH,
     "estimated": Basis.PATH,
     "estimated, pooled": Basis.PATH,

@@ -20,7 +20,7 @@ FOURTH_TERM = Fraction(1, 18)
 QUADRATIC = Fraction(1, 2)
 GAP = Fraction(1, 2)
 LATTICE_GAP = Fraction(1, 8)
-LATTICE_OFFSET = Fraction(17, 32)  # of lambda: half for a fit's rounding, 1/32 for that of the average
+LATTICE_OFFSET = Fraction(17, 32)  # in lambda: 1/2 for a fit's rounding, 1/32 for the average's
 
 # The sampling coefficient and the disagreement moments.
 

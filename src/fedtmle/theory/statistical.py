@@ -35,7 +35,7 @@ HISTORY = 20
 ENVELOPE = Fraction(4, 3)  # |X| <= 4G, and l! >= 2 3^(l-2) in the moment series
 VARIANCE = 2
 LEVEL = 0.05  # xi: the bound holds with probability at least 1 - xi
-SMALL = 0.1  # of a standard error
+SMALL = 0.1  # this share of a standard error is negligible
 DOUBLE = 64  # bits
 NOT_AT_ORIGIN = "the run stopped between the origins of two fluctuations, where no residual is known"
 NO_REACH = (

@@ -34,7 +34,7 @@ LEAST_FACTOR = 2.0**-128  # smallest factor of a column that is read in place
 LARGEST_POWER = 1000  # a shift beyond it needs two factors: 2^shift itself would overflow
 
 
-Fields = tuple[Any, ...]  # of a record: numba takes a plain tuple twice as fast, and makes the record itself
+Fields = tuple[Any, ...]  # fields of a record as a plain tuple, which numba takes twice as fast
 
 
 class CompiledRows(NamedTuple):

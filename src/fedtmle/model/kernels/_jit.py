@@ -67,7 +67,7 @@ def _as_pointer(_: Untyped, address: Untyped) -> Untyped:
 
 
 pointer_to: Untyped = intrinsic(_as_pointer)
-array_at: Untyped = numba.carray  # type: ignore[attr-defined]  # of a pointer and a shape
+array_at: Untyped = numba.carray  # type: ignore[attr-defined]  # makes an array from a pointer and a shape
 
 
 # The shared sources, registered with numba for scalars: `_primitives` gets a spelling of its own, and

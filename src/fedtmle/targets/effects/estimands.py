@@ -137,7 +137,7 @@ class AbstractEffect(ABC):
     measures: ClassVar[tuple[str, str] | None] = None  # its name for a binary outcome, and for any other
     has_treatment: ClassVar[bool] = True  # whether a study must name a treatment; else it must name none
     has_strata: ClassVar[bool] = True  # whether a study may name strata
-    roles: ClassVar[tuple[str, ...]] = ("outcome", "treatment", "missingness")  # of the nuisance models
+    roles: ClassVar[tuple[str, ...]] = ("outcome", "treatment", "missingness")  # roles of the nuisance models
     fitted_roles: ClassVar[tuple[str, ...]] = ()  # those whose predictions no silo can supply as columns
     fixed_options: ClassVar[tuple[str, ...]] = ()  # options of a study that must keep their defaults
     may_impute: ClassVar[bool] = True  # whether its study may impute covariates

@@ -26,7 +26,7 @@ from fedtmle.targets.effects.rows import EffectRows
 
 Result = TypeVar("Result")
 
-MULTIPLES = (0.25, 0.5, 2.0, 4.0)  # of the study's own bound
+MULTIPLES = (0.25, 0.5, 2.0, 4.0)  # multiples of the study's own bound
 WITHOUT_BOUND = (0.01, 0.025, 0.05, 0.1)  # if the study has none
 LARGEST_BOUND = 0.5
 MEAN_PLACES = 12  # binary places of rounded sums of U and t, in the outcome's width
@@ -70,8 +70,8 @@ class LadderColumns(AbstractBoundedColumns[EffectRows]):
     law: EffectLaw
     floor: float  # the study's own bound
     bounds: tuple[float, ...]
-    components: int  # of the first population
-    coordinates: int  # of its fluctuation
+    components: int  # number of components in the first population
+    coordinates: int  # number of coordinates of its fluctuation
     has_clusters: bool
 
     @property

@@ -25,9 +25,9 @@ from fedtmle.targets.effects.problem import EffectLaw, EffectProblem
 
 Result = TypeVar("Result")
 
-SQUARE_SCALE = {1: 1.5, 2: 0.7}  # of the second moments relative to the first, by the number of coordinates
-COUNT_SCALE = 0.7  # of the number of rows in a stratum
-TRUNCATED_SCALE = 0.125  # of the count of truncated rows
+SQUARE_SCALE = {1: 1.5, 2: 0.7}  # scale of second moments, by the number of coordinates
+COUNT_SCALE = 0.7  # scale of the number of rows in a stratum
+TRUNCATED_SCALE = 0.125  # scale of the count of truncated rows
 
 
 @final

@@ -250,4 +250,6 @@ def _arm_values(part: DesignPart, arms: tuple[str, ...]) -> tuple[float, float]:
         case Name():
             return float(arms[0]), float(arms[1])
         case _:
-            raise InputError(f"'{part.label}': with privacy the treatment enters a model as it is")
+            raise InputError(
+                f"'{part.label}': with privacy a formula must have the treatment itself, not a function of it"
+            )

@@ -89,7 +89,7 @@ class EffectProblem(AbstractProblem[EffectLaw, AnyTable]):
     outcome_bounds: tuple[float, float]
     prepare: Callable[[Table], EffectRows] = field(compare=False)
     ceiling: float
-    population_ceiling: float  # of weight * v / P(v)
+    population_ceiling: float  # bound of weight * v / P(v)
     largest_cluster: int = 1
     spanning: int = 0  # clusters that are in more than one silo
     linear: bool = False

@@ -29,8 +29,8 @@ from fedtmle.targets.effects.rows import (
 Piece = TypeVar("Piece")
 Result = TypeVar("Result")
 
-LARGEST_ERROR = 4.0  # of a prediction on the unit scale, for rough standard errors
-LARGEST_LOSS = 64.0  # of one row, where a prediction is all but certain and wrong
+LARGEST_ERROR = 4.0  # largest error of a prediction, for rough standard errors
+LARGEST_LOSS = 64.0  # largest loss of one row: a confident prediction that is wrong
 SMALLEST_CHANCE = math.exp(-LARGEST_LOSS)
 
 
@@ -398,7 +398,7 @@ class CalibrationBins(_OverEffectRows, AbstractBins[EffectRows]):
 
     effect: EffectProblem
     law: EffectLaw
-    edges: tuple[float, ...]  # of the initial prediction, the inner ones
+    edges: tuple[float, ...]  # inner edges, of the initial prediction
 
     @property
     def label(self) -> str:

@@ -105,8 +105,8 @@ class SequentialRules:
     timeline: Timeline
     columns: EffectColumns
     rules: tuple[AbstractRegime, ...]
-    scores: tuple[PeriodScores, ...]  # of each period
-    ceiling: float  # of a cumulative weight
+    scores: tuple[PeriodScores, ...]  # scores of each period
+    ceiling: float  # bound of a cumulative weight
     weight_mean: float
 
     @cached_property

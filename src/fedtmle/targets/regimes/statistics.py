@@ -23,7 +23,7 @@ from fedtmle.targets.regimes.timeline import PeriodView, Timeline
 
 Result = TypeVar("Result")
 
-WEIGHT_EDGES = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)  # of the histogram of cumulative weights
+WEIGHT_EDGES = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)  # edges of the histogram of cumulative weights
 
 
 @final

@@ -270,7 +270,7 @@ class AbstractTimeEffect(AbstractEffect):
         """Return the measure from the functional: an affine map of it."""
         return functional
 
-    slope: ClassVar[float] = 1.0  # of that map
+    slope: ClassVar[float] = 1.0  # slope of that map
 
     def summarise(self, psi: Array, label: str) -> list[Summary]:
         summaries = []
