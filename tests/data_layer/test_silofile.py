@@ -173,3 +173,14 @@ def test_a_silo_file_brings_its_own_mapping(tmp_path: Path) -> None:
 def test_a_database_has_a_table_or_a_query() -> None:
     with pytest.raises(InputError, match="a table or a query"):
         Database(path=Path("a.db"))
+
+
+@pytest.mark.parametrize("name", ["rows.csv", "ROWS.CSV", "rows.parquet"])
+def test_a_table_in_place_of_a_silo_file_is_named_as_one(tmp_path: Path, name: str) -> None:
+    """Not as broken TOML, whose line 1 would be the table's header."""
+    (tmp_path / name).write_bytes(b"age,sex\n61,2\n")
+    with pytest.raises(DataErrors) as caught:
+        read_silo_file(tmp_path / name)
+    (only,) = caught.value.defects
+    assert (only.message, only.line) == ("this is a table", None)
+    assert only.fix == "give a silo file (.toml) whose section [data] names it"

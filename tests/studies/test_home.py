@@ -274,6 +274,12 @@ def test_an_impact_summary_says_what_the_plan_and_the_policy_say(folder: Path) -
     assert "| release | no |" in text
     assert "would refuse" not in text
     assert f"Written on {datetime.datetime.now(datetime.UTC).date()}" in text
+    summary = text.partition("## Summary")[2].partition("## Purpose")[0]
+    for term in ("controller", "processor", "categories of data", "recipients", "retention", "residual risk"):
+        assert f"| {term}" in summary, term
+    assert "the server: this silo's own sums" in summary
+    assert "an attacker who knows every other record can work out" in summary
+    assert len(summary.splitlines()) < 20
     risk = text.partition("## Residual risk")[2]
     for finding in audit(read_study(study), silo).to_dict()["findings"]:
         assert f"* {sentence(finding)}" in risk
@@ -305,6 +311,7 @@ def test_an_impact_summary_says_what_the_plan_and_the_policy_say(folder: Path) -
     assert command("silo", "assess", study, "--silo", silo, "--out", out) == f"Written: {out}\n"
     text = out.read_text()
     assert "**Your policy would refuse this study here, by its key min_rows. Nothing would leave.**" in text
+    assert "| residual risk | Your policy would refuse this study here, by its key min_rows." in text
     assert "a \\| b &lt;script> Exercise" in text  # control characters are refused with the study
 
 
@@ -321,4 +328,5 @@ def test_an_impact_summary_of_a_masked_study(folder: Path) -> None:
     study.write_text(f"{text}\n[plan.keys]\n{lines}\n")
     text = command("silo", "assess", study, "--silo", silo)
     assert "Answers are masked" in text
+    assert "the server: totals over all silos" in text.partition("## Purpose")[0]
     assert f"| east | {keys['east'][:16]} |" in text

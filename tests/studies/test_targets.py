@@ -169,7 +169,7 @@ def test_every_command_of_a_study_knows_it(site: Path, tmp_path: Path) -> None:
     assert audited.exit_code == 0, audited.output
     found = json.loads(audited.output)
     assert found["findings"][0]["column"] == "y"
-    assert found["not_covered"] in ({}, {"ownestimate": 1})
+    assert found["not_covered"] in ({}, {"own estimate": 1})
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,9 @@ from fedtmle.cli.exits import reporting, say
 
 def budget(
     study: Path = typer.Argument(..., help="The study file, study.toml, with a [privacy] section."),
-    n: list[int] = typer.Option([], "--n", help="Records over all silos; may be repeated."),
+    n: list[int] = typer.Option([], "--n", metavar="N", help="Records over all silos; may be repeated."),
     epsilon: list[float] = typer.Option(
-        [], "--epsilon", help="Shown beside the study's own; may be repeated."
+        [], "--epsilon", metavar="EPSILON", help="Shown beside the study's own; may be repeated."
     ),
     silos: int | None = typer.Option(
         None, help="Silos that share the noise; those of the file unless given."

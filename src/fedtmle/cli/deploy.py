@@ -23,11 +23,16 @@ DEPLOYMENT = typer.Argument(..., help="The deployment's folder, which `deploy in
 @app.command(epilog=epilog("deploy init trial --silo north --silo south --host fed.example.org"))
 def init(
     folder: Path = typer.Argument(..., help="The folder to write; it must be new or empty."),
-    silo: list[str] = typer.Option(..., "--silo", help="A silo's name in studies; repeat for each silo."),
+    silo: list[str] = typer.Option(
+        ..., "--silo", metavar="NAME", help="A silo's name in studies; repeat for each silo."
+    ),
     host: str = typer.Option(..., help="The host name or address at which silos reach the server."),
     port: int = typer.Option(8002, min=1, max=65535, help="The server's port; it needs no other."),
     statistician: list[str] = typer.Option(
-        [], "--statistician", help="Who may post studies from another machine; repeat for each."
+        [],
+        "--statistician",
+        metavar="NAME",
+        help="Who may post studies from another machine; repeat for each.",
     ),
     days: int = typer.Option(360, min=1, help="For how many days the certificates are valid."),
     as_json: bool = typer.Option(False, "--json", help="Print the kits as JSON."),

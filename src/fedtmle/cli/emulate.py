@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from fedtmle.trials.file import TrialFile
     from fedtmle.trials.trial import TargetTrial
 
-COUNTS = typer.Option([], "--counts", help="With --on or --result: counts that a silo's owner sent.")
+COUNTS = typer.Option(
+    [], "--counts", metavar="FILE", help="With --on or --result: counts that a silo's owner sent."
+)
 
 
 def emulate(

@@ -17,10 +17,13 @@ def risk(
         None, help="After a run: its transcript (run --transcript). Without one, the planned queries."
     ),
     attribute: list[str] = typer.Option(
-        [], help="A column to attack; repeat for more. By default the outcome and the treatment."
+        [],
+        metavar="COLUMN",
+        help="A column to attack; repeat for more. By default the outcome and the treatment.",
     ),
     attacker: list[str] = typer.Option(
         [],
+        metavar="ATTACKER",
         help="What the attacker knows beforehand: others, design or nothing; repeat for more. Default: all.",
     ),
     noise: float = typer.Option(

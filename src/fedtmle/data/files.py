@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from fedtmle.data.convert import AbstractStreamReader, Cells, Reading, UnreadableError
 from fedtmle.data.duck import RelationReader, attempt, connect, fetch, labels, open_database_file, stream
-from fedtmle.data.silofile import CsvFile, Database
+from fedtmle.data.silofile import TABLES, CsvFile, Database
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection, DuckDBPyRelation
@@ -38,7 +38,7 @@ def open_file(source: Path | CsvFile) -> Iterator[AbstractStreamReader]:
             "a database alone does not say which table to read",
             "name database and table, or database and query, in a silo file",
         )
-    if kind not in (".csv", ".parquet"):
+    if kind not in TABLES:
         raise UnreadableError(
             "the file's extension is not known", "give .csv, .parquet or a silo file (.toml)"
         )

@@ -55,6 +55,7 @@ from fedtmle.errors import InputError
 from fedtmle.protocol.policy import Policy
 
 SHORTEST_SECRET = 16  # characters; a shorter one is soon guessed
+TABLES = (".csv", ".parquet")  # extensions of tables, which are no silo files
 ATTRIBUTES = ("mean", "record")
 ENCODINGS = ("utf-8", "latin-1", "cp1252", "utf-16")
 _CSV_KEYS = ("encoding", "decimal", "thousands")
@@ -225,6 +226,9 @@ def read_silo_file(path: str | Path) -> SiloFile:
     """Read the silo file at ``path``; raise `DataErrors` with all its defects."""
     path = Path(path)
     defects = Defects(file=str(path))
+    if path.suffix.lower() in TABLES:
+        defects.add("this is a table", "give a silo file (.toml) whose section [data] names it")
+    defects.raise_if_any()
     text = _text(path, defects)
     document = _document(text, defects)
     defects.raise_if_any()

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import enum
 import math
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -132,7 +133,8 @@ def audit(
     for done, asked in enumerate(single(answered)):
         explained = explain(asked, local, rows, submodels)
         if explained is None:
-            kind = type(asked.query).__name__.removesuffix("Query").lower()
+            name = type(asked.query).__name__.removesuffix("Query")
+            kind = re.sub(r"(?<!^)([A-Z])", r" \1", name).lower()
             uncovered[kind] = uncovered.get(kind, 0) + 1
             continue
         labels[explained.label] = labels.get(explained.label, 0) + 1

@@ -100,9 +100,9 @@ class Policy:
     min_arm_rows: int = _key(
         _FLOOR, 10, 0, "Records, and records with an outcome, in each arm and stratum that the silo has."
     )
-    min_missing: int = _key(_FLOOR, 1, 0, "If outcomes are missing in an arm, at least so many must be.")
+    min_missing: int = _key(_FLOOR, 1, 0, "Number of missing outcomes in an arm, unless it is 0.")
     min_truncated: int = _key(
-        _FLOOR, 1, 0, "If treatment probabilities were truncated, at least so many must be."
+        _FLOOR, 1, 0, "Number of truncated propensity scores in an arm, unless it is 0."
     )
     min_cell: int = _key(
         _FLOOR,
@@ -166,7 +166,7 @@ class Policy:
         _CAP,
         1_000.0,
         math.inf,
-        "The same of all studies together, each counted in full from its first answer.",
+        "The same for all studies together, each counted in full from its first answer.",
     )
     max_refusals: int = _key(
         _CAP, 1_000, math.inf, "After so many unexpected requests the silo leaves the study."

@@ -24,7 +24,7 @@ _QUESTION = """\
 # the cohort with `fedtmle preflight study.toml`, run it with `fedtmle run study.toml`.
 # Lines that start with '#' are comments; commented settings show the default or an alternative.
 
-title = "Exercise and blood pressure at two hospitals"          # of the report
+title = "Exercise and blood pressure at two hospitals"          # of the study and its report
 
 [target]
 kind = "ATE"                    # or another of these:
@@ -146,7 +146,7 @@ formula = "C(programme) + sbp_0 + age + C(sex) + smoker"
 # kind = "PerSilo"              # trees that each silo fits on its own records and discloses to all
 # trees = {formula = "sbp_0 + age + smoker", rounds = 20}
 
-[models.treatment]              # the propensity score: always logistic, with the same kinds of model
+[models.treatment]              # the propensity score, a logistic model of the treatment
 formula = "sbp_0 + age + C(sex) + smoker"
 
 [models.missingness]            # whether the outcome is observed; leave it out if none may be missing

@@ -1,7 +1,8 @@
 """A data-protection impact summary of one study at one silo, as Markdown: for an officer to check and attach.
 
-All of it follows from the plan, the silo's file, and what `review` shows the owner before an approval. What
-only the controller can know, such as the legal basis, is marked to be filled in.
+It begins with one page in the terms of the GDPR; the details follow. All of it is taken from the plan,
+the silo's file, and what `review` shows the owner before an approval. Entries that only the controller can
+know, such as the legal basis, are marked to be filled in.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from fedtmle.layout import phase_name
 from fedtmle.programs.study import Study
 from fedtmle.protocol.plan import Plan
 from fedtmle.protocol.policy import Policy
-from fedtmle.studies.approval import Approval
+from fedtmle.studies.approval import Approval, worst_findings
 from fedtmle.studies.preview import Preview
 from fedtmle.studyfile.schema import schema_of
 from fedtmle.text.approval import OWN_COLUMNS, exposure
@@ -30,12 +31,13 @@ def render(plan: Plan, study: Study, file: SiloFile, approval: Approval, today: 
     """Return the summary of a study at the silo of ``file``, as its owner was shown it on a day."""
     view = approval.preview
     sections: list[tuple[str, Iterable[str]]] = [
+        ("Summary", _summary(plan, study, file, approval)),
         ("Purpose", _purpose(study, plan)),
-        ("Parties", _parties(plan, file)),
-        ("People and data", _data(study, view)),
-        ("What leaves the silo", _leaves(study, view)),
-        ("Who receives it", _recipients(plan)),
-        ("How long it is kept", _kept(file)),
+        ("Controllers and processors", _parties(plan, file)),
+        ("Categories of people and data", _data(study, view)),
+        ("Data that leave the silo", _leaves(study, view)),
+        ("Recipients", _recipients(plan)),
+        ("Retention", _kept(file)),
         ("Technical measures", _measures(plan, study, file.policy, approval)),
         ("Residual risk", _risk(plan, study, approval)),
         ("For the controller", _controller()),
@@ -50,6 +52,40 @@ def render(plan: Plan, study: Study, file: SiloFile, approval: Approval, today: 
     for title, text in sections:
         lines += ["", f"## {title}", "", *text]
     return "\n".join(lines) + "\n"
+
+
+def _summary(plan: Plan, study: Study, file: SiloFile, approval: Approval) -> list[str]:
+    """Return the page that an officer reads first; each line has a section of its own below."""
+    view = approval.preview
+    columns = ", ".join(dict.fromkeys(schema_of(study).names))
+    numbers, kinds = view.numbers_sent, len(view.kinds)
+    if view.refused_by:
+        risk = refusal(view)
+    elif approval.risk:
+        risk = " ".join(sentence(finding) for finding in worst_findings(approval.risk))
+    else:
+        risk = f"Not audited: {approval.unaudited}."
+    measures = (
+        "signed approval of this one plan",
+        "masked sums" if plan.is_masked else "no masks: the server reads this silo's own sums",
+        "no noise" if study.privacy is None else f"noise (epsilon = {study.privacy.epsilon:g})",
+        "limits of the silo's policy",
+        "a ledger of every request and answer",
+    )
+    readers = "totals over all silos" if plan.is_masked else "this silo's own sums"
+    rows = [
+        ("purpose", study.target.question),
+        ("controller", f"the institution of silo '{file.name}' {FILL_IN}"),
+        ("processor, or joint controller", f"the operator of the server {FILL_IN}"),
+        ("categories of data", f"{view.n_rows:,} records; columns {columns}"),
+        ("data that leave", f"no record; in a rehearsal {numbers:,} numbers in {kinds} kinds of message"),
+        ("recipients", f"the server: {readers}; other silos: totals; the statistician: the result"),
+        ("retention", f"at this silo and at the server {FILL_IN}"),
+        ("technical measures", "; ".join(measures)),
+        ("residual risk", risk),
+        ("decision, name and date", FILL_IN),
+    ]
+    return _table(("item", "entry"), rows)
 
 
 def _purpose(study: Study, plan: Plan) -> list[str]:
@@ -72,7 +108,10 @@ def _parties(plan: Plan, file: SiloFile) -> list[str]:
         ("role", "who"),
         [
             ("controller of the records", f"the institution of silo '{_cell(file.name)}' {FILL_IN}"),
-            ("operator of the server", f"adds up what the silos send {FILL_IN}"),
+            (
+                "processor, or joint controller",
+                f"the operator of the server, which adds up answers {FILL_IN}",
+            ),
             ("other institutions", f"controllers of their own records: {others or 'none'}"),
         ],
     )
@@ -286,7 +325,6 @@ def _controller() -> list[str]:
         "transfer to a third country, by the place of the server",
         "information of the people concerned",
         "advice of the data-protection officer",
-        "decision, name and date",
     )
     return _table(("item", "entry"), [(each, FILL_IN) for each in fields])
 

@@ -30,8 +30,8 @@ def certificate(document: Document) -> Iterator[str]:
         smoothness = stated["smoothness"]
         second = (
             "The bound includes all rounding. It is proved from what the silos sent and does not depend on "
-            f"the smoothness constant. That is {smoothness['basis']}, sets the step size and affects the "
-            "number of rounds only."
+            f"the smoothness constant ({smoothness['basis']}), which sets the step size and affects only the "
+            "number of rounds."
         )
     else:
         second = "This was computed from exact sums over all silos and depends on no estimated constant."
