@@ -340,13 +340,13 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("weights are left out", "rows if self.w is None else rows * self.w[part]", "rows"),
         (
             "the last model alone",
-            "response.columns.setdefault(name, column)",
-            "response.columns = {name: column}",
+            "known = self.columns.setdefault(name, [])",
+            "self.columns = {name: (known := [])}",
         ),
         (
             "a second model adds nothing",
-            "if not before or len(response.columns) == before:",
-            "if not before or True:",
+            "if is_first or not any(is_new):",
+            "if is_first or True:",
         ),
         (
             "rows after the first part",

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from fedtmle.layout import Document
 from fedtmle.report.charts import ROW, Draw, is_wide, name_column, x_axis
-from fedtmle.report.series import Adherence, Horizons, Love, Weights
+from fedtmle.report.series import FollowedShares, Horizons, Love, Weights
 from fedtmle.report.svg import CHARACTER, Canvas, Scale, label, linear, shortened, ticks
 
 BALANCED = 0.1  # standard deviations: the usual limit for a difference that needs no attention
@@ -134,7 +134,7 @@ def _numbers(canvas: Canvas, numbers: AtRisk, x: Scale, y: float) -> None:
             last = x(time)
 
 
-def followed(shown: Sequence[Adherence]) -> Draw:
+def followed(shown: Sequence[FollowedShares]) -> Draw:
     """Draw the shares of those at risk who have followed each rule so far, one line per rule."""
 
     def draw(width: float) -> Canvas:

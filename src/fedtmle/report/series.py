@@ -377,7 +377,7 @@ def by_horizon(document: Document) -> list[Horizons]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Adherence:
+class FollowedShares:
     """The shares of those at risk who have followed a rule so far, in the periods that no silo hides."""
 
     rule: str
@@ -385,7 +385,7 @@ class Adherence:
     shares: tuple[float, ...]
 
 
-def adherence(document: Document) -> list[Adherence]:
+def adherence(document: Document) -> list[FollowedShares]:
     """Return who has followed each rule over time; none for other studies or without diagnostics."""
     found = []
     for each in document.get("adherence") or ():
@@ -394,7 +394,7 @@ def adherence(document: Document) -> list[Adherence]:
             (t, count / risk) for t, (count, risk, hidden) in enumerate(counted, 1) if risk and not hidden
         ]
         found.append(
-            Adherence(
+            FollowedShares(
                 rule=each["rule"],
                 periods=tuple(t for t, _ in known),
                 shares=tuple(share for _, share in known),
