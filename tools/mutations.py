@@ -252,7 +252,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "protocol/subjects.py",
         LOOKS,
         ("sums shrink slowly", "return math.exp(delta) if family", "return math.exp(delta / 4.0) if family"),
-        ("a look holds everywhere", "if not delta <= NEAR[family]:", "if False:"),
+        ("a look holds everywhere", "if not distance <= 1.0:", "if False:"),
         ("people are counted twice", "found += is_in.sum(axis=1)", "found += 2 * is_in.sum(axis=1)"),
     ),
     *_many(
@@ -265,6 +265,7 @@ MUTATIONS: tuple[Mutation, ...] = (
             "return 2.0 ** (self.grid - 60)",
         ),
         ("rare columns are looked at", "if 0 < total < floor:", "if False:"),
+        ("an old look is as good for few people", "(CLOSE if is_rare else 1.0)", "1.0"),
         ("a silo hides its share", "rest = 1.0 - float(", "rest = 1.0 - 0.5 * float("),
         ("one silo may leave nothing", "== sum(self.sizes) - 1", ">= sum(self.sizes) - 2"),
         ("nobody subtracts", "max(0.0, 1.0 - colluders * (1.0 - least))", "1.0"),

@@ -216,11 +216,14 @@ class ChosenPrediction(AbstractCombination):
     """Gives the outcome model public coefficients, so that its predictions are an indicator of one person."""
 
     yields = "any function of the covariates of the one person with w = 0.3141: here, smoking"
+    of_arm = 0.0  # coefficient
 
     def __init__(self) -> None:
         spike = "I(smoker/(1 + (100000*(w - 0.3141))**2))"
-        model = ft.Pilot.from_coefficients(f"a + {spike}", {}, "gaussian", (0.0, 0.0, 1.0))
-        self.options = {"variables": VARIABLES, "outcome_model": model}
+        model = ft.Pilot.from_coefficients(
+            f"a + {spike}", {}, "gaussian", (0.0, self.of_arm, 1.0 - self.of_arm)
+        )
+        self.options = {"variables": VARIABLES, "outcome_model": model, "algorithm": ft.OneStep()}
 
     def columns(self) -> Columns:
         columns = super().columns()
@@ -229,10 +232,18 @@ class ChosenPrediction(AbstractCombination):
         return columns
 
     def run(self, victim: Victim) -> float:
+        """The sum of predictions at the overlap or, if the silo omits it, in the closing sums."""
         server, tally = self.server(victim)
         overlap = server.tell(tally)
-        columns = server.query.queries[0].columns
-        return float(columns.layout.split(overlap[0].values())["prediction"][0])
+        told = self.at_overlap(tally, overlap)
+        return told if told is not None else float(server.go_on(overlap)[0].values()[4])
+
+    def at_overlap(self, tally: Any, overlap: Any) -> float | None:
+        """The person's part in the sum of predictions, None if a silo omits it; the arm's is known from H."""
+        people = sum(tally.values()[:2])
+        weights, predictions, _ = overlap[-1].values().tolist()
+        treated = overlap[0].values()[1] / 2  # g = 1/2
+        return float(predictions - self.of_arm * treated) / (1 - self.of_arm) if weights == people else None
 
     def works(self, learned: float) -> bool:
         return bool(abs(learned - self.columns()["smoker"][PERSON]) < 0.05)

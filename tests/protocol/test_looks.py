@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ from fedtmle.model.families import Family
 from fedtmle.model.leverage import PersonRows, deviations, largest_leverage
 from fedtmle.model.problem import JudgedTogether
 from fedtmle.model.types import Array, Part, upper_pairs
-from fedtmle.protocol.grams import AbstractLook, LookQuery, PeopleQuery
+from fedtmle.protocol.grams import AbstractLook, LookQuery, PeopleQuery, PooledGram
 from fedtmle.protocol.guard import Guard
 from fedtmle.protocol.looks import LookGroups, Looks, Rule, groups_left_out
 from fedtmle.protocol.outcome import Targeted
@@ -172,6 +172,35 @@ def test_sums_shrink_no_faster_than_the_bound_says(family: Family) -> None:
         worst = max(worst, float((before**2 / after**2).max()))
         assert worst <= factor * (1 + 1e-9)
     assert worst > 1.18
+
+
+@pytest.mark.parametrize(
+    ("rare", "farthest", "largest_factor"), [(29, 1 / 6, 1.05), (30, 1.0, 4 / 3), (0, 1.0, 4 / 3)]
+)
+@pytest.mark.parametrize("family", [Family.LOGISTIC, Family.GAUSSIAN])
+def test_a_look_lasts_less_long_if_few_people_have_a_column(
+    family: Family, rare: int, farthest: float, largest_factor: float
+) -> None:
+    """A column that nobody has does not count; the people are those of all groups together."""
+    facts, model = JudgedTogether(family, None, ((1.0, 1.0), (0.0, 1.0)), 1.0), cast("Any", None)
+    subject = Subject(Evaluation(model, None, np.zeros(2)), Part.GRADIENT, facts)
+    gram = PooledGram(
+        subject=subject,
+        C=np.eye(2),
+        groups=(np.eye(2), np.eye(2)),
+        sizes=(3, 3),
+        people=((100, rare - rare // 3), (100, rare // 3)),
+        error=0.01,
+        n=400,
+    )
+    for part in (-1.0, 1.0):
+        inside, outside = (
+            Evaluation(model, None, np.array([part * NEAR[family] * farthest * factor, 0.0]))
+            for factor in (0.999, 1.001)
+        )
+        assert gram.holds_at(inside)
+        assert not gram.holds_at(outside)
+        assert subject.shrunk(inside) < largest_factor
 
 
 def one_with(silos: dict[str, Any], *, others: int, at: int | None = None) -> dict[str, Any]:

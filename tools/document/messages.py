@@ -115,7 +115,7 @@ RISKS = {
     ),
     "SharesQuery": (
         "In a masked study of three to five silos: whether your silo has more than a given share of any "
-        "combination of a model's sums, for 32 shares. Only the numbers of silos are disclosed. They bound "
+        "combination of a model's sums, for 80 shares. Only the numbers of silos are disclosed. They bound "
         "what a curious silo learns by subtracting its own rows."
     ),
     "FitQuery": (

@@ -13,6 +13,7 @@ from fedtmle.errors import FitError
 from fedtmle.initial.superlearner import formulas
 from fedtmle.model.linear import dot
 from fedtmle.model.problem import Calibration
+from fedtmle.model.types import Array
 from fedtmle.programs.study import Study
 from fedtmle.protocol.bins import BinsQuery, PooledBin
 from fedtmle.protocol.query import Flow, JointQuery, Phase, Query
@@ -27,6 +28,7 @@ from fedtmle.targets.effects.statistics import (
     CalibrationBins,
     OverlapColumns,
     PredictionErrors,
+    PredictionMoments,
     PropensityBins,
     TruncationBins,
     histogram_pairs,
@@ -44,7 +46,8 @@ class Overlap:
     truncated: tuple[int, ...]  # rows whose g pi is below the bound, per arm
     disclosing: tuple[int, ...]  # silos that disclose their count, per arm; the others have too few rows
     effective_sizes: tuple[float, ...]  # (sum H)^2 / sum H^2 of those observed, per component
-    predicted: tuple[float, float]  # mean and standard deviation of Q(A, W) on the unit scale
+    # Mean and standard deviation of Q(A, W) on the unit scale, over the silos that disclose them.
+    predicted: tuple[float, float]
     largest_shares: tuple[float, ...] = ()  # a bound of max H / sum H, per component; of times, none
     mean_squares: tuple[float, ...] = ()  # sum H^2 / n, per component; of times, none
 
@@ -66,13 +69,13 @@ def find_overlap(
         exponent=bound.curvature - SCALE_BITS,
         n=n,
     )
-    pooled, bins, *scales = yield JointQuery(
+
+    def tally(columns: OverlapColumns | PredictionMoments) -> TallyQuery:
+        return TallyQuery(columns=columns, n=n, grid=columns.layout.grid if study.rounds_sums else None)
+
+    pooled, bins, *further = yield JointQuery(
         (
-            TallyQuery(
-                columns=columns,
-                n=n,
-                grid=columns.layout.grid if study.rounds_sums else None,
-            ),
+            tally(columns),
             BinsQuery(
                 bins=TruncationBins(effect, arms),
                 n=n,
@@ -80,6 +83,8 @@ def find_overlap(
                 floors=("min_cell", "min_truncated"),
             ),
             *((curvature,) if study.rounds_sums else ()),
+            # Only the edges of a figure follow from these, so a silo with too few people omits them.
+            *((replace(tally(PredictionMoments(effect)), optional=True),) if study.diagnostics else ()),
         )
     )
     sums = columns.layout.split(pooled.values())
@@ -94,28 +99,33 @@ def find_overlap(
         min(ceiling, math.sqrt(b)) / float(a)
         for ceiling, a, b in zip(ceilings, sums["H"], sums["squares of H"], strict=True)
     )
-    mean, mean_square = (
-        float(sums[name][0]) / float(sums["observed weight"][0])
-        for name in ("prediction", "prediction squared")
-    )
     overlap = Overlap(
         truncated=truncated,
         disclosing=tuple(below.silos for _, below in bins),
         effective_sizes=effective,
         largest_shares=largest,
         mean_squares=tuple(float(b) / n for b in sums["squares of H"]),
-        predicted=(mean, math.sqrt(max(mean_square - mean * mean, 0.0))),
+        predicted=_mean_and_deviation(further[-1].values()) if study.diagnostics else (0.0, 0.0),
     )
-    if not scales:
+    if not study.rounds_sums:
         return overlap, None
     # The outcome's part of the EIF alone; the covariates' part only adds to it.
     squares = [effect.width**2 * score / n**2 for score in sums["squared scores"].tolist()]
     calibration = Calibration(
         errors=tuple(math.sqrt(dot([w * w for w in row], squares)) for row in effect.combination),
-        curvature=tuple(map(tuple, curvature.matrix(scales[0]).tolist())),
+        curvature=tuple(map(tuple, curvature.matrix(further[0]).tolist())),
         rounding=effect.dim * curvature.rounding,
     )
     return overlap, calibration
+
+
+def _mean_and_deviation(moments: Array) -> tuple[float, float]:
+    """Return both from the sums of w, w q and w q^2; zeros if no silo disclosed these."""
+    mass, total, squares = moments.tolist()
+    if not mass > 0:
+        return 0.0, 0.0
+    mean = total / mass
+    return mean, math.sqrt(max(squares / mass - mean * mean, 0.0))
 
 
 def _ceilings(preparation: Preparation) -> list[float]:

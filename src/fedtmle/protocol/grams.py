@@ -23,12 +23,15 @@ from fedtmle.model.types import Array, packed_size, unpack, upper_pairs
 from fedtmle.protocol.codes import Golomb, Integers
 from fedtmle.protocol.masked import Groups
 from fedtmle.protocol.masks import Lane
-from fedtmle.protocol.query import AbstractTotals, Local, Phase
+from fedtmle.protocol.query import AbstractTotals, Evaluation, Local, Phase
 from fedtmle.protocol.subjects import AbstractSubject
 
 CLEAR = 4.0  # M is resolved if each of its eigenvalues exceeds the error by this factor
-# Shares of a combination that may remain without one silo: quarter powers of 1/2, down to 1/256.
-RESTS = tuple(2.0 ** (-k / 4) for k in range(1, 33))
+# Shares of a combination that may remain without one silo: powers of 1/2, in finer steps down to 1/16.
+RESTS = tuple(2.0 ** (-k / 16) for k in (*range(1, 65), *range(68, 132, 4)))
+
+RARE = 30  # people with a column: with fewer, some combination may rest on a few of them
+CLOSE = 1 / 6  # of the distance at which a look can hold: there S shrinks by at most 5 %
 
 People = tuple[tuple[int, ...], ...]  # by group of silos and combination of columns
 
@@ -117,6 +120,12 @@ class PooledGram:
     def matrix(self) -> Array:
         """M over all silos."""
         return np.asarray(sum(self.groups))
+
+    def holds_at(self, point: Evaluation) -> bool:
+        """Return whether a look proves enough at another point; if few people have a column, only nearby."""
+        totals = [sum(counts) for counts in zip(*self.people, strict=True)]
+        is_rare = any(0 < total < RARE for total in totals)
+        return self.subject.distance(point) <= (CLOSE if is_rare else 1.0)
 
     @property
     def is_resolved(self) -> bool:

@@ -13,8 +13,9 @@ nine bits then resolves all directions alike. Where it does not, another look fo
 
 A look holds at nearby points. The columns have declared ranges, so that no linear predictor moves by more
 than some delta when eps moves, and S shrinks at most by a factor of exp(delta) for the logistic loss
-(`model.leverage.Look`). When delta exceeds `subjects.NEAR`, the next look is due. All of this is public,
-hence the same at every party.
+(`model.leverage.Look`). When delta exceeds `subjects.NEAR`, the next look is due, and sooner if few people
+have a column (`PooledGram.holds_at`): what the factor adds to a leverage might be too much there. All of this
+is public, hence the same at every party.
 
 **Silos that lie.** A silo may add to S people whom it does not have, and with the server it may subtract the
 people whom it has. So S is pooled in several groups of silos, G_1 to G_g, each of which has at least two
@@ -36,7 +37,6 @@ holds there.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import combinations
@@ -238,7 +238,7 @@ class Looks:
     def knows(self, point: Evaluation, part: Part) -> bool:
         """Return whether a look holds at a point; else a silo judges by its own rows."""
         known = self._find(point.model, part)
-        return known is not None and known.subject.shrunk(point) < math.inf
+        return known is not None and known.holds_at(point)
 
     def _own(self, local: Local) -> int:
         return next(k for k, group in enumerate(self.groups.groups) if local.name in group)

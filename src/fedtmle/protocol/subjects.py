@@ -72,6 +72,10 @@ class AbstractSubject(ABC):
         """Return whether the columns are those of another subject, perhaps at another point."""
 
     @abstractmethod
+    def distance(self, point: Evaluation) -> float:
+        """Return how far another point is, in units of the farthest at which a look can hold."""
+
+    @abstractmethod
     def shrunk(self, point: Evaluation) -> float:
         """Return the largest factor by which S may be smaller at another point; infinite if that is far."""
 
@@ -103,13 +107,17 @@ class Subject(AbstractSubject):
     def is_of(self, model: Model) -> bool:
         return self.point.model is model or bool(self.point.model == model)
 
+    def distance(self, point: Evaluation) -> float:
+        if self.part is Part.HESSIAN and self.facts.family is Family.GAUSSIAN:
+            return 0.0
+        pairs = zip(point.eps.tolist(), self.point.eps.tolist(), strict=True)
+        return self.facts.largest_move([a - b for a, b in pairs]) / NEAR[self.facts.family]
+
     def shrunk(self, point: Evaluation) -> float:
-        pairs, family = zip(point.eps.tolist(), self.point.eps.tolist(), strict=True), self.facts.family
-        delta = self.facts.largest_move([a - b for a, b in pairs])
-        if self.part is Part.HESSIAN and family is Family.GAUSSIAN:
-            return 1.0
-        if not delta <= NEAR[family]:
+        distance, family = self.distance(point), self.facts.family
+        if not distance <= 1.0:
             return math.inf
+        delta = distance * NEAR[family]
         return math.exp(delta) if family is Family.LOGISTIC else (1.0 - delta / LEAST_RESIDUAL) ** -2
 
     def rows(self, local: Local) -> Iterator[PersonRows]:
@@ -154,6 +162,9 @@ class Union(AbstractSubject):
 
     def has_columns_of(self, other: AbstractSubject) -> bool:
         return other is self
+
+    def distance(self, point: Evaluation) -> float:
+        return 0.0
 
     def shrunk(self, point: Evaluation) -> float:
         return 1.0

@@ -208,7 +208,7 @@ class _OverEffectRows:
 @final
 @dataclass(frozen=True)
 class OverlapColumns(_OverEffectRows, AbstractLaidOutColumns[EffectRows]):
-    """The clever covariates H_r and the predicted outcomes, with their squares."""
+    """The clever covariates H_r with their squares, and the squared scores."""
 
     effect: EffectProblem
 
@@ -223,7 +223,7 @@ class OverlapColumns(_OverEffectRows, AbstractLaidOutColumns[EffectRows]):
 
     @cached_property
     def layout(self) -> TallyLayout:
-        h, weight = self.effect.ceiling, exponent(self.effect.population_ceiling)
+        h = self.effect.ceiling
         score = exponent((h * LARGEST_ERROR) ** 2)
         return TallyLayout(
             {
@@ -231,9 +231,6 @@ class OverlapColumns(_OverEffectRows, AbstractLaidOutColumns[EffectRows]):
                 "squares of H": Block(
                     tuple(f"H_{r}, squared" for r in range(self.count)), exponent(h * h), 12
                 ),
-                "observed weight": Block(("weight of the observed",), weight, 12),
-                "prediction": Block(("predicted outcome",), weight, 12),
-                "prediction squared": Block(("predicted outcome, squared",), weight, 12),
                 "squared scores": Block(
                     tuple(f"H_{r} (y - Q), squared" for r in range(self.count)), score, 12
                 ),
@@ -242,24 +239,53 @@ class OverlapColumns(_OverEffectRows, AbstractLaidOutColumns[EffectRows]):
 
     @property
     def judged(self) -> Sequence[int]:
-        places = self.layout.places
-        return (*places["H"], *places["observed weight"], *places["prediction"])
+        return self.layout.places["H"]
 
     def evaluate(self, piece: EffectRows) -> Array:
-        weight, q = first(piece.weight), piece.factual(piece.q)
         values = np.empty((len(self.names), piece.n_rows))
         part = self.layout.split(values)
-        h, (observed,) = part["H"], part["observed weight"]
-        np.multiply(piece.covariates, weight, out=h)
+        h = part["H"]
+        np.multiply(piece.covariates, first(piece.weight), out=h)
         np.multiply(h, h, out=part["squares of H"])
-        error = np.clip(piece.y - q, -LARGEST_ERROR, LARGEST_ERROR)
+        error = np.clip(piece.y - piece.factual(piece.q), -LARGEST_ERROR, LARGEST_ERROR)
         np.square(h * error, out=part["squared scores"])
+        return values
+
+
+@final
+@dataclass(frozen=True)
+class PredictionMoments(_OverEffectRows, AbstractLaidOutColumns[EffectRows]):
+    """The weights of the observed and their predicted outcomes, with the squares of the predictions.
+
+    They are asked in the same round as `OverlapColumns` and judged together with the clever covariates.
+    """
+
+    effect: EffectProblem
+
+    @property
+    def label(self) -> str:
+        return "prediction"
+
+    @cached_property
+    def layout(self) -> TallyLayout:
+        names = ("weight of the observed", "predicted outcome", "predicted outcome, squared")
+        return TallyLayout({"moments": Block(names, exponent(self.effect.population_ceiling), 12)})
+
+    @property
+    def judged(self) -> Sequence[int]:
+        return (0, 1)
+
+    def roots(self, piece: EffectRows) -> Array:
+        return np.concatenate([piece.covariates * first(piece.weight), self.told(piece, self.judged)])
+
+    def evaluate(self, piece: EffectRows) -> Array:
+        q = piece.factual(piece.q)
         if self.effect.linear:  # predictions may leave the outcome's bounds
             q = np.clip(q, 0.0, 1.0)
-        observed[:] = weight * first(piece.observed)
-        np.multiply(observed, q, out=part["prediction"][0])
-        np.multiply(q, q, out=part["prediction squared"][0])
-        part["prediction squared"] *= observed
+        values = np.empty((len(self.names), piece.n_rows))
+        values[0] = first(piece.weight) * first(piece.observed)
+        values[1] = values[0] * q
+        values[2] = values[0] * (q * q)
         return values
 
 
