@@ -39,6 +39,14 @@ def honest(
 
 def run_honest(plan: Plan, rows: Mapping[str, Any], policy: Policy = FLOORS) -> tuple[str, str]:
     """How a guarded run ended: "finished", "refused" or "failed", and the key or error."""
+    ended, why, _ = run_advised(plan, rows, policy)
+    return ended, why
+
+
+def run_advised(
+    plan: Plan, rows: Mapping[str, Any], policy: Policy = FLOORS
+) -> tuple[str, str, tuple[str, ...]]:
+    """How a guarded run ended, as `run_honest` says, and what the owners who refused read."""
     mask_keys = embedded_keys(rows) if plan.is_masked else {}
     silos = [
         Silo(name, plan, own, keeper=Keeper(policy=policy, mask_key=mask_keys.get(name)))
@@ -49,12 +57,12 @@ def run_honest(plan: Plan, rows: Mapping[str, Any], policy: Policy = FLOORS) -> 
     except RefusedError as error:
         keys = [silo.refused_by for silo in silos if silo.refused_by]
         if keys:
-            return "refused", keys[0]
+            return "refused", keys[0], tuple(silo.advice for silo in silos if silo.refused_by)
         failed = next((silo.error for silo in silos if silo.error is not None), None)
-        return ("failed", type(failed).__name__) if failed else ("refused", str(error))
+        return ("failed", type(failed).__name__, ()) if failed else ("refused", str(error), ("",))
     except FedTMLEError as error:  # a bad fit or no overlap, found by the server as well
-        return "failed", type(error).__name__
-    return "finished", ""
+        return "failed", type(error).__name__, ()
+    return "finished", "", ()
 
 
 def sizes(rng: Rng, least: int = FLOORS.min_rows) -> list[int]:

@@ -13,6 +13,7 @@ import argparse
 import json
 import multiprocessing
 import os
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -38,7 +39,7 @@ from fedtmle.protocol.query import Local, Query
 from fedtmle.solver import embedded_keys
 from fedtmle.studyfile.file import study_plan
 from fedtmle.studyfile.schema import schema_of
-from tests.attacks.honest import honest, run_honest
+from tests.attacks.honest import honest, run_advised, run_honest
 from tests.declare import declare
 
 PAGE = Path(__file__).parents[2] / "docs" / "honest.md"
@@ -56,7 +57,8 @@ class Verdict:
     ``open`` and ``masked`` are the key that refused, "" if none did, "failed" if the study has no answer, and
     "never" if it cannot be masked. ``least`` counts the people over all silos behind the rarest column of any
     model, and ``fewest`` in effect: one over the largest share of a column's sum of squares. ``own`` and
-    ``pooled`` are the largest leverages by a silo's own rows and by all silos' rows.
+    ``pooled`` are the largest leverages by a silo's own rows and by all silos' rows. ``advised`` says whether
+    every owner who refused under masks read the name of a column and a remedy.
     """
 
     open: str
@@ -66,6 +68,7 @@ class Verdict:
     fewest: float
     own: float
     pooled: float
+    advised: bool
 
 
 @dataclass
@@ -168,18 +171,24 @@ def judged(study: Study) -> Verdict:
         ended, why = run_honest(*study)
     plan, rows = study
     try:
-        under = run_honest(masked(plan), rows)
+        *under, advice = run_advised(masked(plan), rows)
     except InputError:
-        under = "never", ""
+        under, advice = ["never", ""], ()
     return Verdict(
         open=judge.key or _key(ended, why),
-        masked="never" if under == ("failed", "InputError") else _key(*under),
+        masked="never" if under == ["failed", "InputError"] else _key(*under),
         former=judge.former,
         least=judge.least,
         fewest=judge.fewest,
         own=judge.own,
         pooled=judge.pooled,
+        advised=all(map(names_column, advice)),
     )
+
+
+def names_column(advice: str) -> bool:
+    """Whether an owner reads which column is behind a refusal, and what to do."""
+    return bool(re.search(r"columns? '", advice) and re.search(r"merge|log\(|leave", advice))
 
 
 def _key(ended: str, why: str) -> str:
@@ -220,8 +229,8 @@ def rare(share: float, silos: int, rng: Rng) -> Study:
     return cohort(rng, silos, (100, 100), covariates)
 
 
-def many(rng: Rng) -> Study:
-    return cohort(rng, 5, (100, 100), {f"w{j}": rng.standard_normal for j in range(40)})
+def many(silos: int, rng: Rng) -> Study:
+    return cohort(rng, silos, (100, 100), {f"w{j}": rng.standard_normal for j in range(40)})
 
 
 def levels(rng: Rng) -> Study:
@@ -257,9 +266,10 @@ KINDS: dict[str, tuple[Callable[[Rng], Study], float]] = {
     },
     "a factor of six levels, 5 silos of 100": (levels, 0.05),
     "raw costs, 5 silos of 100": (costs, 0.05),
-    "40 covariates, 5 silos of 100": (many, 0.025),
+    "40 covariates, 5 silos of 100": (partial(many, 5), 0.025),
     "8 silos of 20 to 60": (small, 0.05),
     "IHDP, 8 hospitals, 20 columns": (ihdp, 0.0),
+    "40 covariates, 20 silos of 100": (partial(many, 20), 0.025),
 }
 
 

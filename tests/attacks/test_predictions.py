@@ -36,7 +36,7 @@ def test_a_silo_omits_predictions_that_tell_of_one_person(attack: BesideTheArm) 
 def test_they_are_judged_together_with_the_clever_covariates(monkeypatch: pytest.MonkeyPatch) -> None:
     """By themselves half of the arm would hide the person, although the sums of H tell the arm."""
     monkeypatch.setattr(
-        PredictionMoments, "roots", lambda columns, piece: columns.told(piece, columns.judged)
+        PredictionMoments, "roots", lambda columns, piece: columns.disclosed(piece, columns.judged)
     )
     attack = BesideTheArm()
     assert not attack.omits(attack.keeper(Policy()))

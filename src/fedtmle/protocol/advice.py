@@ -63,11 +63,15 @@ def about_models(names: Sequence[str] | None) -> str:
     )
 
 
-def about_answer(explanation: str) -> str:
-    """Return advice about an answer, other than a model's sums, that rests mostly on one person."""
+def about_answer(explanation: str, column: str = "") -> str:
+    """Return advice about an answer, other than a model's sums, that rests mostly on one person.
+
+    ``column`` is the one of a fitted model in which that person stands out most, "" if there is none.
+    """
+    which = f"The person stands out most in {_listed([column])} of a model. " if column else ""
     return (
-        f"One person is most of a sum in this answer: {explanation}. Leave variables with extreme or rare "
-        "values out of the models, or take logarithms; where weights are asked, truncate them more."
+        f"One person is most of a sum in this answer: {explanation}. {which}Leave variables with extreme or "
+        "rare values out of the models, or take logarithms; where weights are asked, truncate them more."
     )
 
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from fedtmle.model.budget import Privacy
 from fedtmle.model.exact import Sums
-from fedtmle.model.leverage import Look, PersonRows, largest_leverage
+from fedtmle.model.leverage import Look, PersonRows, RowSpace, largest_leverage
 from fedtmle.model.submodel import AbstractRowsSubmodel
 from fedtmle.model.types import Array, Part
 from fedtmle.protocol.advice import (
@@ -219,13 +219,49 @@ class Guard:
             for point in member.evaluations():
                 try:
                     self._examine_point(point, rows, looks)
-                except _NotHereError:
-                    if not self._may_decline(member, len(declined)):
+                except RefusalError as refusal:
+                    is_declined = isinstance(refusal, _NotHereError)
+                    if not is_declined or not self._may_decline(member, len(declined)):
+                        refusal.advice = refusal.advice or self._about_point(member, point, rows)
                         raise
                     declined.add(id(member))
             if not member.is_optional and not _may_disclose(member, local, self.policy):
-                raise RefusalError(Reason.POLICY, "min_people", about_answer(member.explanation))
+                raise RefusalError(Reason.POLICY, "min_people", self._about_columns(member, local))
         self._left_out = left_out(query, local, self.policy) | declined
+
+    def _about_columns(self, query: Query, local: Local) -> str:
+        """Return advice about the columns whose sums an answer consists of."""
+        columns = query.disclosed_columns(local)
+        column = "" if columns is None else self._standing_out(columns, query.rows_of(local))
+        return about_answer(query.explanation, column)
+
+    def _about_point(self, query: Query, point: Evaluation, local: Local) -> str:
+        """Return advice about a gradient of a model whose columns have no names."""
+        if point.batch is not None:
+            return about_answer(query.explanation)
+        rows = local.submodel(point.model, point.law).disclosed_rows
+        columns = DisclosedColumns(lambda: (piece.rows for piece in rows(point.eps)))
+        return about_answer(query.explanation, self._standing_out(columns, local))
+
+    def _standing_out(self, columns: DisclosedColumns, local: Local) -> str:
+        """Return the column of a fitted model of which the person with the largest leverage has most.
+
+        The share is that of the squares of the gradient's rows, and the intercept does not count. "" if no
+        model was fitted, or its rows are not those of the answer.
+        """
+        person = _heaviest_person(columns)
+        shares: dict[str, float] = {}
+        for point in (examined.point for examined in self._examined.values()):
+            names = point.model.design_names
+            if names is None:
+                continue
+            pieces = local.submodel(point.model, point.law).disclosed_rows(point.eps)
+            squares = np.concatenate([piece.rows for piece in pieces], axis=1) ** 2
+            if squares.shape[1] == local.n_rows and person < local.n_rows:
+                own = squares[:, person] / np.maximum(squares.sum(axis=1), np.finfo(float).tiny)
+                shares.update(zip(names, own.tolist(), strict=True))
+        shares.pop("1", None)
+        return max(shares, key=shares.__getitem__, default="")
 
     def _may_decline(self, query: Query, more: int) -> bool:
         """Return whether the silo may answer None instead of refusing the study.
@@ -463,6 +499,16 @@ def _largest_of_columns(disclosed: DisclosedColumns, enough: float) -> float:
         squares, most = squares + own.sum(axis=1), np.maximum(most, own.max(axis=1, initial=0.0))
     shares = np.divide(most, squares, out=np.zeros_like(most), where=squares > 0)
     return max(largest, float(shares.max(initial=0.0)))
+
+
+def _heaviest_person(columns: DisclosedColumns) -> int:
+    """Return the number of the row with the largest leverage in disclosed columns."""
+    rows = np.concatenate(list(columns.pieces()), axis=1)
+    size = (len(rows) - columns.alone) // columns.groups
+    parts = [rows[k * size : (k + 1) * size] for k in range(columns.groups)]
+    parts += [rows[j : j + 1] for j in range(columns.groups * size, len(rows))]
+    spaces = ((RowSpace.own(partial(iter, [PersonRows(part)])), PersonRows(part)) for part in parts)
+    return int(np.argmax(np.max([space.leverages(part) for space, part in spaces], axis=0)))
 
 
 def _kept(disclosed: DisclosedColumns) -> Callable[[], Iterable[Array]]:

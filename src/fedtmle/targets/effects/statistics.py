@@ -276,7 +276,7 @@ class PredictionMoments(_OverEffectRows, AbstractLaidOutColumns[EffectRows]):
         return (0, 1)
 
     def roots(self, piece: EffectRows) -> Array:
-        return np.concatenate([piece.covariates * first(piece.weight), self.told(piece, self.judged)])
+        return np.concatenate([piece.covariates * first(piece.weight), self.disclosed(piece, self.judged)])
 
     def evaluate(self, piece: EffectRows) -> Array:
         q = piece.factual(piece.q)
