@@ -9,15 +9,19 @@ import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import psutil
 import pytest
+from typer.testing import CliRunner
 
+from fedtmle.cli import app
 from fedtmle.deploy.kits import Deployment, Kit, Role, read_kit
-from fedtmle.deploy.processes import running, wait_until
+from fedtmle.deploy.processes import record_of, running, wait_until
 from fedtmle.deploy.provision import provision
 from fedtmle.deploy.service import unit
+from fedtmle.engine.alive import Process
 from fedtmle.engine.logs import KEPT_DAYS, LONGEST_LOG, tidy
 from fedtmle.errors import InputError
 
@@ -82,6 +86,29 @@ def test_a_silo_without_its_file_has_no_unit_yet(made: Deployment) -> None:
     (kit.home / "silo.json").unlink(missing_ok=True)
     with pytest.raises(InputError, match="silo start"):
         unit(kit, user="fedtmle")
+
+
+def test_a_party_that_runs_in_the_background_is_to_be_stopped_before_its_unit_starts(
+    silo: Kit, tmp_path: Path
+) -> None:
+    """`silo start` is needed once, before there can be a unit, and a party runs once."""
+    arguments = [
+        "deploy",
+        "service",
+        str(silo.path),
+        "--user",
+        "fedtmle",
+        "--out",
+        str(tmp_path / "a.service"),
+    ]
+    stop = f"fedtmle silo stop {silo.path}"
+    assert stop not in CliRunner().invoke(app, arguments).output
+    record_of(silo).write_text(json.dumps(asdict(Process.here())))
+    try:
+        shown = CliRunner().invoke(app, arguments).output
+    finally:
+        record_of(silo).unlink()
+    assert shown.index(stop) < shown.index("systemctl enable")
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 import typing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -246,6 +247,9 @@ def test_data_that_changed_since_the_approval_need_a_new_one(tmp_path: Path, stu
     records.write_text(before)
     assert words(found, home, None).startswith("approved ")
     assert "    Study: " in words(found, home, None)
+    assert "closed" not in words(replace(found, begun=False), home, [found.plan])
+    assert "then closed by the coordinator; nothing was asked" in words(replace(found, begun=False), home, [])
+    assert "closed" not in words(replace(found, begun=True), home, [])
     assert "changed" not in words(found, home, None)
     again = endpoint(tmp_path, study, H1)
     assert ask(again) == Ready()

@@ -253,16 +253,24 @@ def service(
     """Write a systemd unit that runs the party from boot on, with few rights."""
     require_flare()
     from fedtmle.deploy.kits import read_kit
+    from fedtmle.deploy.processes import running
     from fedtmle.deploy.service import unit
 
     with reporting(as_json=False):
-        text = unit(read_kit(kit), user=user)
+        found = read_kit(kit)
+        text = unit(found, user=user)
         if out is None:
             say(text, nl=False)
             return
         out.write_text(text, encoding="utf-8")
+        say(f"Wrote {out}.")
+        if running(found) is not None:
+            say(
+                f"Stop the {found.role} that runs in the background, or the unit cannot start:\n"
+                f"  fedtmle {found.role} stop {kit}"
+            )
         say(
-            f"Wrote {out}. To install it, as root:\n"
+            "To install it, as root:\n"
             f"  cp {out} /etc/systemd/system/ && systemctl daemon-reload && systemctl enable --now {out.name}"
         )
 

@@ -55,12 +55,15 @@ def words(study: ReceivedStudy, home: Home, open_plans: Sequence[str] | None) ->
     arguments = f"{shlex.quote(str(study.path))} --silo {shlex.quote(str(home.file.path))}"
     preview, approve = f"    fedtmle silo preview {arguments}", f"    fedtmle silo approve {arguments}"
     named = wrapped(described(study), first="    Study: ", indent=" " * 8)
+    is_closed = open_plans is not None and study.plan not in open_plans
     if study.decision is not None:
         decided = f"{'approved' if study.decision.approved else 'rejected'} {study.decision.time}"
+        if is_closed and study.decision.approved and not study.begun:
+            return "\n".join([f"{decided}, then closed by the coordinator; nothing was asked", *named])
         if not _has_other_data(study, study.decision, home):
             return "\n".join([decided, *named])
         return "\n".join([f"{decided}, but the data changed since: approve it again", *named, approve])
-    if open_plans is not None and study.plan not in open_plans:
+    if is_closed:
         return "\n".join(["closed by the coordinator; nothing was decided", *named])
     return "\n".join(["waits for you:", *named, preview, approve])
 
