@@ -631,7 +631,6 @@ MUTATIONS: tuple[Mutation, ...] = (
         ),
         ("a floor is laxer if higher", "return value < self.default", "return value > self.default"),
         ("a cap is laxer if lower", "return value > self.default", "return value < self.default"),
-        ("a permission is never laxer", "return bool(value and not self.default)", "return False"),
         (
             "earlier reasons stay in force",
             "reset = replace(self, reasons={}, **{key: defaults[key] for key in self.reasons})",

@@ -12,10 +12,14 @@ import fedtmle as ft
 from fedtmle.algorithms.base import TargetingProgram
 from fedtmle.errors import DecodeError, FitError
 from fedtmle.protocol.codes import Bits
+from fedtmle.protocol.messages import Ask, Begin, decode_request
 from fedtmle.protocol.outcome import Outcome, Targeted
 from fedtmle.protocol.plan import AbstractProgram, Follower, Paths, Plan, roster
 from fedtmle.protocol.query import Flow, Query
 from fedtmle.runtime.rows import LocalRows, read_rows
+from fedtmle.runtime.session import run_embedded
+from tests.queries import silos_of
+from tests.runtime.faults import CASES
 
 PROBLEM = ft.Mean(bounds=(0.0, 10.0))
 Y = np.random.default_rng(5).uniform(0, 10, 50)
@@ -136,3 +140,21 @@ def test_a_flow_that_fails_does_so_for_every_party() -> None:
     for follower in together:
         with pytest.raises(FitError, match="perfectly predicted"):
             follower.hear(heard)
+
+
+def test_a_party_that_is_behind_does_not_see_the_looks_of_the_next_round() -> None:
+    """The looks of a masked session belong to a round: a silo judges its answer by those of its own."""
+    plan, rows = CASES["study, relayed"]()
+    transcript = run_embedded(plan, silos_of(plan, rows)).transcript
+    requests = [decode_request(next(iter(e.requests.values()))) for e in transcript.exchanges]
+    (n,) = {request.n for request in requests if isinstance(request, Begin)}
+    heard = [request.pooled.bits() for request in requests if isinstance(request, Ask)]
+    paths = Paths()
+    first, behind = paths.follow(plan, n), paths.follow(plan, n)
+    for number, broadcast in enumerate(heard[:6], start=1):
+        assert behind.looks is first.looks or number > 1
+        first.hear(broadcast)
+        assert behind.looks is not first.looks
+        behind.hear(broadcast)
+        assert behind.round == first.round == number + 1
+        assert behind.query.pooled_code == first.query.pooled_code

@@ -145,6 +145,12 @@ def test_each_coordinate_is_held_to_a_tolerance_of_its_own(H: np.ndarray, data: 
     rows = [sum(a * a for a in row) for row in B]
     widest = min((scale * delta) ** 2 / row for scale, row in zip(scales, rows, strict=True))
     assert h**2 * 16 * d <= widest < (h * (1 + Fraction(1, 127))) ** 2 * 16 * d
+    j = data.draw(st.integers(0, d - 1))
+    limits = [
+        3 * scale * delta / (4 * h * abs(row[j])) for scale, row in zip(scales, B, strict=True) if row[j]
+    ]
+    for steps, within in ((math.floor(min(limits)), True), (math.floor(min(limits)) + 1, False)):
+        assert lattice.is_small(tuple(steps * (i == j) for i in range(d))) is within
     least, most = data.draw(st.sampled_from([(0, 2), (50, 100)]))
     q = tuple(data.draw(st.sampled_from([-1, 1])) * data.draw(st.integers(least, most)) for _ in range(d))
     images = [abs(h * sum(a * b for a, b in zip(row, q, strict=True))) for row in B]

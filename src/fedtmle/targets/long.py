@@ -21,6 +21,7 @@ from fedtmle.model.problem import AbstractProblem
 from fedtmle.model.submodel import NoNormaliser
 from fedtmle.model.table import AnyTable, StreamedTable, Table
 from fedtmle.model.types import Array, IntArray
+from fedtmle.targets.effects.balance import AbstractArmWeights, ArmRows
 from fedtmle.targets.effects.moments import (
     ClosingLayout,
     MomentColumns,
@@ -216,3 +217,24 @@ class OverProblem(Generic[Piece]):
 
     def over(self, rows: AnyTable, work: Callable[[Piece], Result]) -> Iterable[Result]:
         return self.problem.over(rows, work)
+
+
+class AbstractLongArmWeights(AbstractArmWeights, Generic[Piece]):
+    """Weighs the people of such a problem, whose ceilings it takes."""
+
+    problem: AbstractLongProblem[Any, Piece]
+
+    @property
+    def ceiling(self) -> float:
+        return self.problem.ceiling
+
+    @property
+    def population_ceiling(self) -> float:
+        return self.problem.population_ceiling
+
+    def over(self, rows: AnyTable, work: Callable[[ArmRows], Result]) -> Iterable[Result]:
+        return self.problem.over(rows, lambda piece: work(self.weighed(piece)))
+
+    @abstractmethod
+    def weighed(self, piece: Piece) -> ArmRows:
+        """Return the people of a piece with their weights."""

@@ -13,11 +13,11 @@ from fedtmle.model import kernels
 from fedtmle.model.statistics import AbstractBins, Group
 from fedtmle.model.table import AnyTable, Table, over_blocks
 from fedtmle.model.types import Array, exponent
-from fedtmle.targets.effects.balance import AbstractArmWeights, ArmRows
+from fedtmle.targets.effects.balance import ArmRows
 from fedtmle.targets.effects.prepare import EffectColumns, arm_probabilities
 from fedtmle.targets.effects.rows import bins_between
 from fedtmle.targets.effects.statistics import AbstractLaidOutColumns, Block, TallyLayout
-from fedtmle.targets.long import OverProblem
+from fedtmle.targets.long import AbstractLongArmWeights, OverProblem
 from fedtmle.targets.regimes.problem import RegimeProblem
 from fedtmle.targets.regimes.timeline import PeriodView, Timeline
 
@@ -139,23 +139,12 @@ class RegimeTruncationBins(OverProblem[Table], AbstractBins[Table]):
 
 @final
 @dataclass(frozen=True)
-class FirstArmWeights(AbstractArmWeights):
+class FirstArmWeights(AbstractLongArmWeights[Table]):
     """Weighs people by the inverse propensity score of their arm in period 1; by 1 without arms."""
 
     problem: RegimeProblem
 
-    @property
-    def ceiling(self) -> float:
-        return self.problem.ceiling
-
-    @property
-    def population_ceiling(self) -> float:
-        return self.problem.population_ceiling
-
-    def over(self, rows: AnyTable, work: Callable[[ArmRows], Result]) -> Iterable[Result]:
-        return self.problem.over(rows, lambda table: work(self._weighed(table)))
-
-    def _weighed(self, table: Table) -> ArmRows:
+    def weighed(self, table: Table) -> ArmRows:
         sequence, n = self.problem.sequence, table.n_rows
         shown, weight, columns = sequence.show(table, 1), sequence.weight(table), sequence.columns
         if not columns.arms:

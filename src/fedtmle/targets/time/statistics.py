@@ -13,7 +13,7 @@ from fedtmle.model import kernels
 from fedtmle.model.statistics import AbstractBins, Group
 from fedtmle.model.table import AnyTable, Table, over_blocks
 from fedtmle.model.types import Array, exponent
-from fedtmle.targets.effects.balance import AbstractArmWeights, ArmRows
+from fedtmle.targets.effects.balance import ArmRows
 from fedtmle.targets.effects.prepare import EffectColumns
 from fedtmle.targets.effects.rows import probability_bins, shown_arms
 from fedtmle.targets.effects.statistics import (
@@ -23,7 +23,7 @@ from fedtmle.targets.effects.statistics import (
     histogram_groups,
     histogram_sizes,
 )
-from fedtmle.targets.long import OverProblem
+from fedtmle.targets.long import AbstractLongArmWeights, OverProblem
 from fedtmle.targets.time.followup import FollowUp
 from fedtmle.targets.time.prepare import People
 from fedtmle.targets.time.problem import TimeProblem
@@ -207,23 +207,12 @@ class TimeTruncationBins(OverProblem[People], AbstractBins[People]):
 
 @final
 @dataclass(frozen=True)
-class TimeArmWeights(AbstractArmWeights):
+class TimeArmWeights(AbstractLongArmWeights[People]):
     """Weighs people by the inverse of their arm's propensity score, truncated as in the first period."""
 
     problem: TimeProblem
 
-    @property
-    def ceiling(self) -> float:
-        return self.problem.ceiling
-
-    @property
-    def population_ceiling(self) -> float:
-        return self.problem.population_ceiling
-
-    def over(self, rows: AnyTable, work: Callable[[ArmRows], Result]) -> Iterable[Result]:
-        return self.problem.over(rows, lambda people: work(self._weighed(people)))
-
-    def _weighed(self, people: People) -> ArmRows:
+    def weighed(self, people: People) -> ArmRows:
         g = kernels.chosen(people.g, people.arm)
         weight = np.ones(people.n_rows) if people.weight is None else people.weight
         bounded = np.maximum(g, max(self.problem.prepare.g_floor, 1.0 / self.ceiling))
