@@ -13,7 +13,7 @@ from fedtmle.model.leverage import PersonRows, largest_leverage
 from fedtmle.protocol import messages
 from fedtmle.protocol.coded import Action, Rounded
 from fedtmle.protocol.messages import Ask, Close, Compare
-from fedtmle.protocol.plan import Member, Plan
+from fedtmle.protocol.plan import Member, Plan, roster
 from fedtmle.protocol.policy import Policy
 from fedtmle.protocol.sites import OwnEstimateQuery
 from fedtmle.runtime.keeper import Keeper
@@ -21,8 +21,11 @@ from fedtmle.runtime.rows import LocalRows, read_rows
 from fedtmle.runtime.session import InProcess, Session
 from fedtmle.runtime.signing import SigningKey
 from fedtmle.runtime.silo import Silo
+from fedtmle.studyfile.file import study_plan
+from fedtmle.studyfile.schema import schema_of
 from tests.attacks.base import AbstractAttack, Victim
 from tests.attacks.batches import PROBLEM, START, Y
+from tests.attacks.honest import run_honest
 from tests.attacks.protocol import ForgedAction, SecondSession
 from tests.attacks.settings import Server, Setting
 from tests.attacks.small import VARIABLES as SMALL
@@ -30,6 +33,7 @@ from tests.attacks.small import AbstractStudyAttack, Columns, TwoWayCell
 from tests.attacks.steering import TREATED, RangeQuery
 from tests.attacks.tables import table_of
 from tests.declare import declare
+from tests.narrow import load_all
 
 
 def met(attack: AbstractAttack) -> Victim:
@@ -217,3 +221,28 @@ def released_estimate(people: int = 12) -> int:
             guesses.append(np.abs(estimate.rounded().psi - own.psi).max())
         found += int(np.argmin(guesses)) == columns["y"][person]
     return found
+
+
+def imputed_refusals(share: float, studies: int = 8) -> int:
+    """How many open, honest studies refuse where a share of a covariate is imputed in three silos of 200."""
+    w = {"kind": "number", "range": (-5, 5), "missing": "impute"}
+    study = ft.Study(
+        target=ft.ATE(outcome="y", treatment="a"),
+        outcome_model=ft.GLM("a + w + z"),
+        treatment_model=ft.GLM("w + z"),
+        variables=ft.Variables({**declare(y="binary", a="binary", z=(-5, 5)), "w": w}),
+        imputations=5,
+        diagnostics=False,
+    )
+    refused = 0
+    for seed in range(studies):
+        rng, silos = np.random.default_rng(seed), {}
+        for silo in "abc":
+            z = rng.normal(size=200).clip(-4, 4)
+            x = (0.5 * z + rng.normal(size=200)).clip(-4, 4)
+            a = (rng.random(200) < 1 / (1 + np.exp(-0.4 * x))) * 1.0
+            y = (rng.random(200) < 1 / (1 + np.exp(-0.5 * x - 0.4 * a))) * 1.0
+            silos[silo] = {"y": y, "a": a, "w": np.where(rng.random(200) < share, np.nan, x), "z": z}
+        tables = load_all(silos, schema_of(study))
+        refused += run_honest(study_plan(study, roster(list(silos))), tables) == ("refused", "min_people")
+    return refused

@@ -116,6 +116,12 @@ def test_a_lie_about_missing_values_is_believed_under_masks() -> None:
     assert "fewer than `min_support` records of all silos" in TEXT
 
 
+@pytest.mark.slow
+def test_few_imputed_values_are_refused_in_open_studies() -> None:
+    assert [limits.imputed_refusals(share) for share in (0.02, 0.05, 0.1)] == [8, 6, 0]
+    assert "all with 2 % missing refuse, 6 of 8 with 5 % and none with 10 %" in TEXT
+
+
 def test_a_released_estimate_tells_the_last_outcome() -> None:
     found = limits.released_estimate(12)
     assert f"{found} of 12 outcomes are found" in TEXT

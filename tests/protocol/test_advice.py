@@ -21,7 +21,10 @@ from fedtmle.solver import embedded_keys
 from fedtmle.studyfile.file import study_plan
 from fedtmle.studyfile.schema import schema_of
 from tests.attacks import refusals
+from tests.attacks.base import Victim
 from tests.attacks.honest import run_advised
+from tests.attacks.settings import RefusedBySiloError
+from tests.attacks.test_attacks import ATTACKS
 from tests.declare import declare
 
 NAMES = ("intercept", "age", "smoker", "cost")
@@ -132,3 +135,22 @@ def test_without_a_fitted_model_a_refused_sum_names_its_answer() -> None:
     said = about_answer("sums of weights")
     assert "sums of weights" in said
     assert "column" not in said
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("TwoRulesOverTime", "Two rules differ in too few people of this silo"),
+        ("TwoShifts", "Two rules differ in too few people of this silo"),
+        ("TwoCompletions", "lack a value that is imputed, in the model with the columns '1', 'w'"),
+        ("TwoModels", "differs from another model of the same response in too few people"),
+    ],
+)
+def test_models_that_differ_in_few_people_have_a_remedy(name: str, expected: str) -> None:
+    attack = ATTACKS[name]
+    plan, keeper = attack.plan(), attack.keeper(attack.guarded())
+    silo = Silo("a", plan, attack.rows(), keeper=keeper)
+    with suppress(RefusedBySiloError):
+        attack.run(Victim(lambda: silo))
+    assert silo.refused_by == "min_people"
+    assert expected in silo.advice

@@ -53,10 +53,25 @@ def about_combination(names: Sequence[str] | None, pieces: Pieces, space: RowSpa
     return f"One person is most of a combination of {_listed(named)}: {SEVERAL}."
 
 
-def about_models(names: Sequence[str] | None) -> str:
-    """Return advice about models of one response whose columns differ for too few people."""
+def about_models(names: Sequence[str] | None, *, shared: bool = False, imputed: bool = False) -> str:
+    """Return advice about models of one response whose columns differ for too few people.
+
+    If they are ``shared``, the models share residuals and belong to rules that are compared; if ``imputed``,
+    they differ in imputed values alone.
+    """
     if names is None:
         return ""
+    if shared:
+        return (
+            "Two rules differ in too few people of this silo: leave one of them out, or compare rules that "
+            "more people follow differently."
+        )
+    if imputed:
+        return (
+            f"Too few people of this silo lack a value that is imputed, in the model with {_listed(names)}: "
+            "imputed data sets differ in these people alone. Leave these records out of the table, or ask "
+            "for masked sums."
+        )
     return (
         f"The model with {_listed(names)} differs from another model of the same response in too few people: "
         "use the same columns in both."

@@ -60,6 +60,12 @@ class Designs:
     _responses: list[_Response] = field(default_factory=list)
     _known: dict[int, Model] = field(default_factory=dict)  # models that were added, by id
 
+    @property
+    def has_completions(self) -> bool:
+        """Whether a column of some response was asked with several values, as imputed ones are."""
+        plain = (response for response in self._responses if response.shared is None)
+        return any(len(known) > 1 for response in plain for known in response.columns.values())
+
     def add(self, model: Model, submodel: AbstractSubmodel, enough: float) -> float:
         """Return the largest leverage in the columns of all models of the response, this one included.
 

@@ -442,12 +442,14 @@ class Guard:
                 if not isinstance(whole, AbstractRowsSubmodel):  # its rows cannot be seen
                     raise RefusalError(Reason.BATCHES, "fresh_batches")
                 self._require_people(self._fresh.largest_leverage(whole, point.eps, self._allowed))
-            self._require_people(
-                self._designs.add(point.model, submodel, self._allowed),
-                about_models(point.model.design_names),
-            )
+            if not self._designs.add(point.model, submodel, self._allowed) <= self._allowed:
+                raise RefusalError(Reason.POLICY, "min_people", self._about_designs(point.model))
             if not is_batch:
                 self._examined[key] = _Examined(point, look, look.radius(self._allowed))
+
+    def _about_designs(self, model: Model) -> str:
+        shared, imputed = model.shared_residuals is not None, self._designs.has_completions
+        return about_models(model.design_names, shared=shared, imputed=imputed)
 
     def _follow_batch(self, rows: np.ndarray, n_rows: int) -> None:
         """Check that batches are parts of one partition: two that differ in a few rows disclose these rows.
