@@ -222,6 +222,7 @@ class OneColumn:
     which: int
     dim: int = 1
     design_names = None  # not a regression on a table
+    known_people = ()
 
     def submodel(self, law: None, rows: np.ndarray) -> AbstractSubmodel:  # noqa: ARG002
         return GeneralisedLinear(
