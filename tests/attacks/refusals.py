@@ -46,6 +46,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "honest.md"
 SEED = 2026
 FLOORS = (1.2, 2.0, 3.0, 5.0)
 ENOUGH = 10  # people over all silos behind every column
+TOO_MANY = "40 covariates, 5 silos of 100"
 Rng = np.random.Generator
 Study = tuple[Plan, dict[str, Any]]
 
@@ -266,7 +267,7 @@ KINDS: dict[str, tuple[Callable[[Rng], Study], float]] = {
     },
     "a factor of six levels, 5 silos of 100": (levels, 0.05),
     "raw costs, 5 silos of 100": (costs, 0.05),
-    "40 covariates, 5 silos of 100": (partial(many, 5), 0.025),
+    TOO_MANY: (partial(many, 5), 0.025),
     "8 silos of 20 to 60": (small, 0.05),
     "IHDP, 8 hospitals, 20 columns": (ihdp, 0.0),
     "40 covariates, 20 silos of 100": (partial(many, 20), 0.025),
@@ -339,14 +340,21 @@ def refusals(found: dict[str, list[Verdict]]) -> Iterator[str]:
 
 
 def shares(found: dict[str, list[Verdict]]) -> str:
-    """The sentence that states which share of the masked studies with enough people is refused."""
-    under = [v for each in found.values() for v in each if v.masked not in ("never", "failed")]
-    enough = [v for v in under if v.least >= ENOUGH]
-    heavy = [v for v in enough if v.fewest >= ENOUGH]
-    parts = [100 * np.mean([is_refusal(v.masked) for v in some]) for some in (enough, heavy)]
+    """The sentences that state which share of the masked studies with enough people is refused."""
+    ended = ((name, v) for name, each in found.items() for v in each if v.masked not in ("never", "failed"))
+    under = list(ended)
+    enough = [(name, v) for name, v in under if v.least >= ENOUGH]
+    heavy = [(name, v) for name, v in enough if v.fewest >= ENOUGH]
+    others = [(name, v) for name, v in heavy if name != TOO_MANY]
+    parts = [100 * np.mean([is_refusal(v.masked) for _, v in some]) for some in (enough, heavy, others)]
+    refused = [v for _, v in under if is_refusal(v.masked)]
     return (
         f"Refused under masks are {parts[0]:.1f} % of the studies with ten people behind every column, and "
-        f"{parts[1]:.1f} % of those\nwith ten in effect. The goal is 2 %.\n"
+        f"{parts[1]:.1f} % of those\nwith ten in effect; {parts[2]:.1f} % without the studies with 40 "
+        "covariates in five silos. The goal is 2 %.\n"
+        f"In {sum(v.advised for v in refused)} of the {len(refused)} studies that are refused under masks, "
+        "every owner who refuses reads which column is behind it\nand what to do. Studies without a fitted "
+        "model have no column to name.\n"
     )
 
 
@@ -378,18 +386,23 @@ which at least one silo refused at least one answer.
 
 """
 MIDDLE = """
-With 40 covariates, 500 people are too few. In two of three such studies one person with a large residual has
-more than half of some combination of all silos' sums (*all rows, 2* below), and rounding in looks makes it
-nearly all of them. So `min_pooled` refuses even if all owners trust each other (`colluders = 0`: 19 of the
-first 20 studies). With [three to five silos](threats.md#a-silo-that-lies) a silo then tries its own rows,
-which is why the key is `min_people`: leave covariates out or have more people.
+With 40 covariates, 500 people are too few. In most such studies one person with a large residual has
+more than half of some combination of all silos' sums (*all rows, 2* below). So `min_pooled` refuses even if
+all owners trust each other (`colluders = 0`: 19 of the first 20 studies, some because looks are rounded).
+If one of the five silos subtracts its own rows, a person has 0.55 to 0.77 of what remains. `min_people`
+allows 0.83, but no silo can see that. It knows only that each other silo leaves at least some share of every
+combination, here 0.25 to 0.4, and must assume that its own person is in the worst of these: about
+three times the truth. To know better it would need the other silo's sums of products, over 100 people in 42
+columns. With [three to five silos](threats.md#a-silo-that-lies) a silo then tries its own rows, which is why
+the key is `min_people`: leave covariates out or have more people. With 20 silos one person has at most 0.3 of
+a combination, and no study is refused.
 In raw costs one person has up to 86 % of the column's sum of squares, and a logarithm helps.
 
-Of the other 92 refusals with ten people behind every column (of the random studies and those with rare
-covariates), 64 are of sums that each silo judges by its own rows, masked or not. Most of these are sums of
-predictions and inverse probabilities, where hardly anything but the rare covariate changes the predictions
-and one person of a silo has it. The other 28 are of sums of models: one person has too much of a combination
-of all silos' sums, or of those that remain if one silo cheats.
+Studies with a rare covariate that ten people or more have are refused where one of them has a large residual
+and with it more than half of a combination of all silos' sums. Of the first 100 studies of each kind these
+are 8 of 59 (1 % in 10 silos; 2 more are refused because looks are rounded), 4 of 54 (2 % in 5 silos) and
+1 of 100 (2 % in 10 silos). Before silos could omit sums of predictions, and looked again sooner at rare
+columns, 30, 17 and 26 were refused.
 
 The studies before were counted with other generators as well: 262 of 431 simulated studies were refused, IHDP
 by 6 of its 8 hospitals, and ACTG175 cut into 10 silos always. These three figures cannot be run again here.
