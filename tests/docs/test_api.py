@@ -1,11 +1,13 @@
-"""Every public name explains its parameters and what it returns, and has an example that runs."""
+"""Every public name explains its parameters, what it returns and raises, and has an example that runs."""
 
 from __future__ import annotations
 
+import ast
 import doctest
 import inspect
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ NAMES = [
     name for name in ft.__all__ if inspect.isclass(getattr(ft, name)) or inspect.isroutine(getattr(ft, name))
 ]
 FUNCTIONS = [name for name in NAMES if inspect.isroutine(getattr(ft, name))]
+CLASSES = [name for name in NAMES if name not in FUNCTIONS and not issubclass(getattr(ft, name), Exception)]
 
 
 def own(name: str) -> dict[str, list[str]]:
@@ -37,6 +40,42 @@ def test_every_parameter_is_explained(name: str) -> None:
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_every_function_says_what_it_returns(name: str) -> None:
     assert own(name)["Returns"]
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_every_function_says_what_it_raises(name: str) -> None:
+    assert own(name).get("Raises") or name == "validate"  # it returns every defect instead
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_every_class_that_checks_its_arguments_says_what_it_raises(name: str) -> None:
+    assert bool(own(name).get("Raises")) or not checks_arguments(getattr(ft, name))
+
+
+def checks_arguments(kind: type) -> bool:
+    """Return whether a constructor of the class or of its bases raises, or calls a function that checks."""
+    for base in kind.__mro__:
+        for method in ("__init__", "__post_init__"):
+            written = base.__dict__.get(method)
+            if not base.__module__.startswith("fedtmle.") or not inspect.isfunction(written):
+                continue
+            if written.__code__.co_filename.startswith("<"):
+                continue  # made by `dataclass`
+            for node in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(written)))):
+                if isinstance(node, ast.Raise) or (isinstance(node, ast.Call) and is_check(node)):
+                    return True
+    return False
+
+
+def is_check(call: ast.Call) -> bool:
+    return any(word in ast.unparse(call.func) for word in ("require", "check", "expect", "refuse", "_read"))
+
+
+def test_constructors_that_check_are_found() -> None:
+    assert checks_arguments(ft.Coded)
+    assert checks_arguments(ft.RMST)
+    assert not checks_arguments(ft.OneStep)
+    assert sum(checks_arguments(getattr(ft, name)) for name in CLASSES) > 50
 
 
 def test_every_name_has_an_example() -> None:

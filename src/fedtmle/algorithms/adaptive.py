@@ -49,6 +49,11 @@ class Adaptive(AbstractAlgorithm):
     solver
         How silos fit: `NewtonFits` or `FirstOrderFits`.
 
+    Raises
+    ------
+    InputError
+        An argument is wrong, or does not fit another; the message names it.
+
     Examples
     --------
     >>> problem = ft.Mean(bounds=(0.0, 10.0))

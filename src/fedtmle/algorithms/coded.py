@@ -85,6 +85,11 @@ class Coded(AbstractAlgorithm):
         If given, J: absolute integers in [-J, J] are sent instead of differences. The iterates are the
         same.
 
+    Raises
+    ------
+    InputError
+        An argument is wrong, or does not fit another; the message names it.
+
     Examples
     --------
     >>> problem = ft.Mean(bounds=(0.0, 10.0))

@@ -38,6 +38,11 @@ class Gradient(AbstractAlgorithm):
     max_updates
         The most updates.
 
+    Raises
+    ------
+    InputError
+        An argument is wrong, or does not fit another; the message names it.
+
     Examples
     --------
     >>> problem = ft.Mean(bounds=(0.0, 10.0))

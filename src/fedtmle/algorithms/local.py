@@ -61,6 +61,11 @@ class LocalAverage(AbstractAlgorithm):
         Fits and averages travel as integers of a lattice. "fine" is 2^-10 of the tolerance, rounded down to
         a power of two; a number is its spacing; None sends doubles.
 
+    Raises
+    ------
+    InputError
+        An argument is wrong, or does not fit another; the message names it.
+
     Examples
     --------
     >>> problem = ft.Mean(bounds=(0.0, 10.0))
@@ -191,6 +196,11 @@ class Personalized(AbstractAlgorithm):
         A silo leaves when its own fit would lower its mean loss by no more than this.
     solver
         How silos fit: `NewtonFits` or `FirstOrderFits`.
+
+    Raises
+    ------
+    InputError
+        An argument is wrong, or does not fit another; the message names it.
 
     Examples
     --------

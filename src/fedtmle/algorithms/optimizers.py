@@ -94,6 +94,11 @@ class Backtracking:
     max_halvings
         The most halvings of one step.
 
+    Raises
+    ------
+    InputError
+        An argument is wrong, or does not fit another; the message names it.
+
     Examples
     --------
     >>> ft.Backtracking().grow
@@ -121,6 +126,11 @@ class Schedule:
     ----------
     steps
         One row of step sizes per update. The last row stands for all later updates.
+
+    Raises
+    ------
+    InputError
+        An argument is wrong, or does not fit another; the message names it.
 
     Examples
     --------
@@ -157,6 +167,11 @@ class GradientDescent(AbstractOptimizer):
         The most steps of one inner solve. A schedule has its own.
     stop
         An inner solve ends when the gradient is at most this fraction of the residual at its origin.
+
+    Raises
+    ------
+    InputError
+        An argument is wrong, or does not fit another; the message names it.
 
     Examples
     --------
@@ -206,7 +221,7 @@ class GradientDescent(AbstractOptimizer):
         eps, gradient = np.zeros(run.problem.dim), origin.gradient
         for t, step in enumerate(steps, start=1):
             eps = eps - step * gradient
-            if t < len(steps):  # the EIF check that opens the next update asks about the last one
+            if t < len(steps):  # the next update's EIF check evaluates the last point
                 sums = yield from run.ask(origin.law, eps, Part.GRADIENT)
                 gradient = run.pooled_gradient(sums, origin.law, eps)
                 run.record(update=origin.update, step=t, eps=eps, gradient_norm=run.norm(gradient))
@@ -239,6 +254,11 @@ class Newton(AbstractOptimizer):
         The most steps of one inner solve.
     stop
         An inner solve ends when the gradient is at most this fraction of the residual at its origin.
+
+    Raises
+    ------
+    InputError
+        An argument is wrong, or does not fit another; the message names it.
 
     Examples
     --------
@@ -301,6 +321,11 @@ class StochasticGradientDescent(AbstractOptimizer):
         The public seed.
     stop
         If positive, an inner solve ends at this fraction of the residual at its origin.
+
+    Raises
+    ------
+    InputError
+        An argument is wrong, or does not fit another; the message names it.
 
     Examples
     --------

@@ -170,7 +170,7 @@ def decisions(
 
 
 def _lowered(home: Home, limits: list[str], reason: str) -> Home:
-    """Return the silo's home with these limits laxer, beside those that its file makes so."""
+    """Return the silo's home with these limits laxer, in addition to those of its file."""
     from fedtmle.errors import InputError
     from fedtmle.lowered import LoweredLimit
 

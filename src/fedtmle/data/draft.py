@@ -55,6 +55,13 @@ def draft(table: object) -> Variables:
     Variables
         The draft.
 
+    Raises
+    ------
+    DataErrors
+        The table cannot be read.
+    InputError
+        ``table`` is of another type.
+
     Examples
     --------
     >>> ft.draft({"age": np.array([34.0, 71.5]), "sex": np.array(["f", "m"])})["age"].kind

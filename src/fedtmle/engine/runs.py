@@ -158,7 +158,7 @@ class RunStatus:
     seconds: tuple[float, ...] = ()  # seconds of each round, once the run has ended
 
     def taking_part(self, sites: Mapping[str, str]) -> dict[str, str]:
-        """Return those of the silos and their engine's names that are not absent."""
+        """Return the silos that are not absent, with their engine's names."""
         return {silo: site for silo, site in sites.items() if silo not in self.absent}
 
 

@@ -356,6 +356,11 @@ class Supplied:
         each arm (or of each but the first), and a missingness model the probability of being observed, in
         one column or one per arm.
 
+    Raises
+    ------
+    InputError
+        An argument is wrong, or does not fit another; the message names it.
+
     Examples
     --------
     >>> ft.Supplied("q0", "q1").columns

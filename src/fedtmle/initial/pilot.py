@@ -35,6 +35,11 @@ class Pilot:
     unit_scale
         Whether a public model predicts the outcome on the scale of its declared bounds, from 0 to 1.
 
+    Raises
+    ------
+    InputError
+        An argument is wrong, or does not fit another; the message names it.
+
     Examples
     --------
     >>> ft.Pilot(ft.GLM("age"), at="north").at

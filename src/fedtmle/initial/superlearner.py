@@ -68,6 +68,11 @@ class SuperLearner:
     seed
         The seed of the folds, which each silo draws within its own records.
 
+    Raises
+    ------
+    InputError
+        An argument is wrong, or does not fit another; the message names it.
+
     Examples
     --------
     >>> ft.SuperLearner((ft.GLM("age"), ft.GLM("age + I(age**2)")), folds=5).folds

@@ -59,6 +59,11 @@ class GradientBoostedTrees:
     min_leaf
         The fewest records in a leaf.
 
+    Raises
+    ------
+    InputError
+        An argument is wrong, or does not fit another; the message names it.
+
     Examples
     --------
     >>> ft.GradientBoostedTrees("age + C(sex)", rounds=20).depth

@@ -48,6 +48,11 @@ class Variable:
         What happens where a value is missing: "refuse" stops the silo; "indicator" and "impute" (multiple
         imputation) are for covariates; "omit", for the treatment, leaves the record out and counts it.
 
+    Raises
+    ------
+    InputError
+        A value is wrong, or does not suit the kind; the message names the key.
+
     Examples
     --------
     >>> ft.Variable(kind="number", range=(18, 110), unit="years").bounds
@@ -135,6 +140,11 @@ class Variables(Mapping[str, Variable]):
     ----------
     variables
         Each variable as a `Variable`, or as a mapping of its fields, as in a study file.
+
+    Raises
+    ------
+    InputError
+        An entry is wrong; the message names the variable and the key.
 
     Examples
     --------

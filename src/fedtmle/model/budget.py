@@ -153,7 +153,7 @@ class Privacy:
     def taken(self) -> Fraction:
         """What a study takes of an owner's budget, as zCDP: all of its rounds, answered or not.
 
-        The last term is above what is lost by sharing the noise, for up to 2^20 silos and sums
+        The last term exceeds the loss by sharing the noise, for up to 2^20 silos and sums
         (`model.noise.sharing_loss`).
         """
         halves = 2 * self.part(self.gradients / 2)

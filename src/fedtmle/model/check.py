@@ -334,7 +334,7 @@ def _closing_at(case: Case[Law, Rows]) -> Iterator[Gap]:
 
 
 def _path(case: Case[Law, Rows]) -> Iterator[Gap]:
-    """The path of a moved law is that of the law before, and eps: the silo's `max_path` is its length."""
+    """The path of a moved law is the path before it and eps; the silo's `max_path` bounds its length."""
     for at in case.moved():
         for eps in case.points[1:]:
             if not case.problem.admits(at.law, eps):

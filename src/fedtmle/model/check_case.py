@@ -77,9 +77,9 @@ class NotApplicableError(Exception):
 
 @dataclass(frozen=True)
 class Case(Generic[Law, Rows]):
-    """A problem at a law on rows, with what several checks need computed once.
+    """A problem at a law on rows; values that several checks need are computed once.
 
-    ``raw`` is what `read` made ``rows`` of. ``finer`` is the same problem and law, computed more accurately.
+    ``raw`` are the rows before `read`. ``finer`` is the same problem and law, computed more accurately.
     """
 
     problem: AbstractProblem[Law, Rows]

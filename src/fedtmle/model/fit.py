@@ -66,6 +66,11 @@ class NewtonFits(_Solver):
     gradient
         The gradient norm at which a fit stops. None stops at the resolution of the exact sums.
 
+    Raises
+    ------
+    InputError
+        An argument is wrong, or does not fit another; the message names it.
+
     Examples
     --------
     >>> ft.LocalAverage(solver=ft.NewtonFits(gradient=1e-8)).solver
@@ -82,6 +87,11 @@ class FirstOrderFits(_Solver):
     ----------
     gradient
         The gradient norm at which a fit stops. None stops at the resolution of the exact sums.
+
+    Raises
+    ------
+    InputError
+        An argument is wrong, or does not fit another; the message names it.
 
     Examples
     --------

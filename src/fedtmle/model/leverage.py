@@ -91,9 +91,9 @@ class RowSpace:
     def pooled(cls, C: Array, matrix: Array, error: float, pieces: Pieces) -> RowSpace:
         """Return the space of a lower bound of the pooled S, of which the rows of ``pieces`` are a part.
 
-        C S C^T is within ``error`` of ``matrix`` in operator norm; C is invertible on the span of S. Where
-        the matrix is not above its error, rows of the own S may lift it: S is at least any mean of its two
-        lower bounds. If that does not do, only the own S remains.
+        C S C^T is within ``error`` of ``matrix`` in operator norm; C is invertible on the span of S. If the
+        matrix does not exceed its error, the silo's own S is mixed in, since S is at least any mean of its
+        two lower bounds. If that does not suffice, the own S alone is used.
         """
         bound = matrix - error * np.eye(len(matrix))
         own: Array | float = 0.0
@@ -119,7 +119,7 @@ class RowSpace:
         """Return a bound of the leverage of any row in the span with |t_j| <= bounds[j].
 
         With r_j = |t_j| |W_j| and U the rows of W at unit length, h = |U^T (r, signed)|^2 is at most
-        (sum_j r_j)^2, and at most |U|^2 sum_j r_j^2: the less where columns are nearly uncorrelated.
+        (sum_j r_j)^2, and at most |U|^2 sum_j r_j^2, which is smaller if columns are nearly uncorrelated.
         """
         lengths = np.sqrt((self.W * self.W).sum(axis=1))
         reach = bounds * lengths

@@ -102,7 +102,7 @@ class Gram:
 
     @property
     def mass(self) -> float:
-        """The mean number of rows of a person, 1 if they are those of the table or it is unknown."""
+        """The mean number of rows per person; 1 if the rows are the table's, or if it is unknown."""
         has_intercept = self.rows.periods > 0 and self.columns.names[0] == "1"
         return float(self.matrix[0, 0]) if has_intercept else 1.0
 

@@ -220,8 +220,8 @@ def _completed_flow(study: Study, counts: MissingCounts, levels: Levels, n: int)
 def combined(outcomes: Sequence[Outcome]) -> Outcome:
     """Return one outcome of the m data sets: the estimate and its covariance by Rubin's rules.
 
-    All that a run has once, such as its certificate, is that of the data set with the largest bound on its
-    residual; tables of overlap and fit are those of the first.
+    The certificate and other parts that a run has once are taken from the data set with the largest residual
+    bound; tables of overlap and fit are taken from the first.
     """
     targeted = [outcome for outcome in outcomes if isinstance(outcome, Targeted)]
     if len(targeted) < len(outcomes):

@@ -127,7 +127,7 @@ class Coefficients:
 
     @property
     def shrinkage(self) -> Array:
-        """The part of the distance from the prior's centre that the mean is expected to be off by."""
+        """The expected bias of the mean, as a share of its distance from the prior's centre."""
         pull = (self.beta - self.centre) / self.prior
         return multiply(self.P, pull[:, None])[:, 0]
 

@@ -62,7 +62,7 @@ class Use(Enum):
     CLUSTER = 'the cluster: kind "identifier"'
 
     def admits(self, variable: Variable) -> bool:
-        """Return whether a variable of this kind can be used so."""
+        """Return whether a variable of this kind suits this use."""
         match self:
             case Use.OUTCOME | Use.NUMBER | Use.TIME:
                 return variable.bounds is not None
@@ -330,12 +330,12 @@ class Study:
             raise InputError(f"confidence: expected a number between 0.5 and 1, not {self.confidence}")
 
     def _check_time(self) -> None:
-        """Refuse what a target of time to an event has not."""
+        """Refuse what a target of time to an event does not offer."""
         if PERIOD in self.variables:
             raise InputError(f"variables: '{PERIOD}' is the period's name in formulas; rename the variable")
 
     def _check_options(self) -> None:
-        """Refuse options that the target has not, and predictions that no silo can supply."""
+        """Refuse options that the target does not have, and predictions that no silo can supply."""
         target, kind = self.target, type(self.target).__name__
         for option in (field for field in fields(self) if field.name in target.fixed_options):
             if getattr(self, option.name) != option.default:
@@ -345,7 +345,7 @@ class Study:
                 raise InputError(f"{role}_model: its predictions cannot be supplied as a column; give a GLM")
 
     def _check_regimes(self, target: AbstractRegimeEffect) -> None:
-        """Refuse what a target of treatment over time has not."""
+        """Refuse what a target of treatment over time does not offer."""
         if (target.censoring is None) != (self.censoring_model is None):
             raise InputError("censoring_model: give one if and only if the target names a censoring variable")
         treatment = str(target.treatment)

@@ -42,6 +42,11 @@ class AbstractTarget(AbstractEffect):
     besides outcome and treatment. A model of a role that a study does not have is a field of the target,
     called ``<role>_model``, and in a study file the section [models.<role>].
 
+    Raises
+    ------
+    InputError
+        An argument is wrong, or does not fit another; the message names it.
+
     Examples
     --------
     >>> issubclass(ft.AbstractTarget, ft.AbstractEffect)

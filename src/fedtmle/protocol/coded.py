@@ -81,6 +81,11 @@ class Certified:
     over
         As in `Estimated`.
 
+    Raises
+    ------
+    InputError
+        An argument is wrong, or does not fit another; the message names it.
+
     Examples
     --------
     >>> ft.Coded(smoothness=ft.Certified()).smoothness.along
@@ -108,6 +113,11 @@ class Estimated:
     over
         "silos" takes the largest curvature of the silos, the paper's assumption. "pooled" takes the pooled
         one: it needs fewer rounds, but each silo sends a matrix, and the bounds on bits do not apply.
+
+    Raises
+    ------
+    InputError
+        An argument is wrong, or does not fit another; the message names it.
 
     Examples
     --------

@@ -90,7 +90,7 @@ def golomb_length(values: Iterable[int], order: int) -> int:
 
 
 def _golomb_length(rests: Sequence[int], order: int) -> int:
-    """Return the same, given iota(a) - 1 of each integer a."""
+    """Return `golomb_length`, given iota(a) - 1 of each integer a."""
     if order == ELIAS_DELTA:
         widths = [(rest + 1).bit_length() for rest in rests]
         return sum([2 * width.bit_length() + width for width in widths]) - 2 * len(rests)

@@ -77,6 +77,11 @@ def e_value(
     EValue
         The E-value of the estimate, and that of its interval or None.
 
+    Raises
+    ------
+    InputError
+        The measure is unknown, or the numbers do not fit it or each other.
+
     Examples
     --------
     >>> ft.e_value(2.0).estimate

@@ -40,7 +40,7 @@ class AnsweredKind:
 
 @dataclass(frozen=True)
 class Refusal:
-    """One request that was refused; the server does not learn ``key``, that of the policy, and ``advice``."""
+    """One request that was refused; the server learns neither the policy's ``key`` nor ``advice``."""
 
     time: str
     reason: str

@@ -157,12 +157,12 @@ class Home:
 
     @property
     def has_key(self) -> bool:
-        """Whether this silo has a key; the question makes none."""
+        """Whether this silo has a key; none is made."""
         return (self.file.path.with_suffix(".fedtmle") / "key").exists()
 
     @property
     def has_past(self) -> bool:
-        """Whether this silo has a ledger; the question makes no folder."""
+        """Whether this silo has a ledger; no folder is made."""
         return (self.file.path.with_suffix(".fedtmle") / "ledger.jsonl").exists()
 
     def earlier(self) -> Earlier:

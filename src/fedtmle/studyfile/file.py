@@ -321,7 +321,7 @@ class _StudyReader:
             if not self._samples:
                 raise InputError("sample: a study that is run across machines cannot name a file")
             if role in self._own_roles:
-                raise InputError("sample: a model of this role is fitted by the silos, or given as numbers")
+                raise InputError("sample: models of this role are not fitted on a sample; let silos fit it")
             if target is None:  # the target's own defect is known already
                 return Pilot.from_coefficients("1", {}, "gaussian", (0.0,))
             return fit_on_sample(target, variables, role, model, self._path.parent / sample)

@@ -50,6 +50,11 @@ class Mean(AbstractProblem[MeanLaw, Array], PoolableRows[Array]):
     bounds
         The least and the largest possible outcome.
 
+    Raises
+    ------
+    InputError
+        An argument is wrong, or does not fit another; the message names it.
+
     Examples
     --------
     >>> problem = ft.Mean(bounds=(0.0, 10.0))

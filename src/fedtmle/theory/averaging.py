@@ -223,7 +223,7 @@ def _round(
 
 @dataclass(frozen=True)
 class _Allowance:
-    """What a rule of retirement allows the gap of a silo that leaves to be."""
+    """The largest gap that a retirement rule lets a silo leave with."""
 
     rule: RetirementRule
     variance: Mapping[str, float]  # the largest eigenvalue of the covariance of each such silo's estimate

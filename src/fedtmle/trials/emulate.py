@@ -64,6 +64,15 @@ def emulate(
         The trial, its attrition, Table 1 and the result. The result's document has the first three under the
         key ``emulation``.
 
+    Raises
+    ------
+    InputError
+        There is no silo, or an argument is wrong.
+    DataErrors
+        The records of a silo cannot be used.
+    ProtocolError
+        A silo refused, or the run could not be completed.
+
     Examples
     --------
     >>> try:

@@ -86,6 +86,11 @@ class TargetTrial:
     options
         Options of the study, by name.
 
+    Raises
+    ------
+    InputError
+        A part of the trial is wrong, or contradicts another.
+
     Examples
     --------
     >>> from dataclasses import fields

@@ -40,10 +40,10 @@ Fields = tuple[Any, ...]  # fields of a record as a plain tuple, which numba tak
 class CompiledRows(NamedTuple):
     """Rows as compiled loops take them.
 
-    Column j of the design begins at ``addresses[j]`` and goes on by ``strides[j]`` bytes a row: 0 if it is
-    constant; then the number stands there as often as a block has rows. ``scales_exactly`` says that factors
-    are powers of two. ``reach`` bounds every |x| of the design, or is infinite. An offset, y or w that is
-    None is empty.
+    Column j of the design begins at ``addresses[j]`` and goes on by ``strides[j]`` bytes a row. A constant
+    column has the stride 0, and its number repeated for one block of rows. ``scales_exactly`` says that
+    factors are powers of two. ``reach`` bounds every |x| of the design, or is infinite. An offset, y or w
+    that is None is empty.
     """
 
     family: int

@@ -170,7 +170,7 @@ class BalanceBins(AbstractBins[ArmRows]):
 
     @property
     def forecasts(self) -> tuple[Forecast, ...]:
-        """The sum of x^2 is that of x if x is 0 or 1; means are near weighted ones; H and w are as before."""
+        """The sum of x^2 equals that of x if x is 0 or 1; weighted means are near unweighted ones."""
         return ((0, 0), (1, 0), None, (1, 3), *([None] if self.has_weights else []))
 
     def over(self, rows: AnyTable, work: Callable[[ArmRows], Result]) -> Iterable[Result]:

@@ -151,6 +151,11 @@ class Stochastic(AbstractRegime):
     shares
         The probability of each arm, in the order of the arms. They add up to 1.
 
+    Raises
+    ------
+    InputError
+        An argument is wrong, or does not fit another; the message names it.
+
     Examples
     --------
     >>> ft.Stochastic((0.3, 0.7))

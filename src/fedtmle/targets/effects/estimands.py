@@ -283,6 +283,11 @@ def _unit(index: int, size: int) -> Array:
 class ATE(AbstractEffect):
     """The average treatment effect: E[Y(arm)] - E[Y(reference)] for each arm but the reference.
 
+    Raises
+    ------
+    InputError
+        An argument is wrong, or does not fit another; the message names it.
+
     Examples
     --------
     >>> print(ft.ATE(outcome="died", treatment="treated", arms=("0", "1")).question)
@@ -306,6 +311,11 @@ class ATE(AbstractEffect):
 @dataclass(frozen=True, kw_only=True)
 class TSM(AbstractEffect):
     """The mean outcome if everyone had the same arm, E[Y(arm)], for each arm.
+
+    Raises
+    ------
+    InputError
+        An argument is wrong, or does not fit another; the message names it.
 
     Examples
     --------
@@ -337,6 +347,11 @@ class TSM(AbstractEffect):
 class RR(AbstractEffect):
     """The ratio E[Y(arm)] / E[Y(reference)]. Its interval is symmetric on the log scale.
 
+    Raises
+    ------
+    InputError
+        An argument is wrong, or does not fit another; the message names it.
+
     Examples
     --------
     >>> print(ft.RR(outcome="died", treatment="treated", arms=("0", "1")).question)
@@ -367,6 +382,11 @@ class RR(AbstractEffect):
 @dataclass(frozen=True, kw_only=True)
 class OR(AbstractEffect):
     """The ratio of the odds of E[Y(arm)] and E[Y(reference)]. Its interval is on the log scale.
+
+    Raises
+    ------
+    InputError
+        An argument is wrong, or does not fit another; the message names it.
 
     Examples
     --------
@@ -402,6 +422,11 @@ class AbstractArmEffect(AbstractEffect):
 
     The distribution of (A, W) is the empirical one, and only Q is fluctuated.
 
+    Raises
+    ------
+    InputError
+        An argument is wrong, or does not fit another; the message names it.
+
     Examples
     --------
     >>> issubclass(ft.ATT, ft.AbstractArmEffect)
@@ -418,6 +443,11 @@ class AbstractArmEffect(AbstractEffect):
 @dataclass(frozen=True, kw_only=True)
 class ATT(AbstractArmEffect):
     """The effect among the treated: of each arm against the reference, among those in that arm.
+
+    Raises
+    ------
+    InputError
+        An argument is wrong, or does not fit another; the message names it.
 
     Examples
     --------
@@ -451,6 +481,11 @@ class ATT(AbstractArmEffect):
 class ATC(AbstractArmEffect):
     """The effect among the untreated: E[Y(arm) - Y(reference)] among those in the reference arm.
 
+    Raises
+    ------
+    InputError
+        An argument is wrong, or does not fit another; the message names it.
+
     Examples
     --------
     >>> print(ft.ATC(outcome="died", treatment="treated", arms=("0", "1")).question)
@@ -479,6 +514,11 @@ class ATO(AbstractEffect):
     The overlap weight is h = 1 / sum_a 1/g_a, which is g (1 - g) for two arms: people for whom either arm
     was about as likely count most. Nobody has a large weight, so this is the effect to ask for where
     overlap is poor. For more arms these are the generalised overlap weights of Li and Li (2019).
+
+    Raises
+    ------
+    InputError
+        An argument is wrong, or does not fit another; the message names it.
 
     Examples
     --------
@@ -517,6 +557,11 @@ class ATO(AbstractEffect):
 class OutcomeMean(AbstractEffect):
     """The mean of an outcome that is missing for some people, in a study without a treatment.
 
+    Raises
+    ------
+    InputError
+        An argument is wrong, or does not fit another; the message names it.
+
     Examples
     --------
     >>> print(ft.OutcomeMean(outcome="died").question)
@@ -544,6 +589,11 @@ class PolicyMeans(AbstractEffect):
     ----------
     rules
         The rules: `Static`, `Threshold` or `Stochastic`.
+
+    Raises
+    ------
+    InputError
+        An argument is wrong, or does not fit another; the message names it.
 
     Examples
     --------

@@ -178,7 +178,7 @@ class ClosingLayout:
         ]
 
     def read(self, pooled: Sums) -> ClosingSums:
-        """Return pooled sums by name; of the clusters that span silos those that anyone here has."""
+        """Return pooled sums by name, with the clusters that span silos and have a member here."""
         d, total = self.d, iter(pooled.fractions())
 
         def following(count: int) -> list[Fraction]:

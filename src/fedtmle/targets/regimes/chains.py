@@ -197,7 +197,7 @@ class SequentialRules:
         return self.logits(step.outcome, shown) + step.eps
 
     def next_outcome(self, chain: ChainFit, table: Table, period: int, moved: float = 0.0) -> Array:
-        """Return Z_{t+1}, shape (N,): for those not censored in the period; others have some number."""
+        """Return Z_{t+1}, shape (N,): for those not censored in the period; other entries are arbitrary."""
         is_last = period == chain.horizon
         if self.timeline.event is None:
             return self.columns.y(table) if is_last else self.mean(chain, table, period + 1, moved)

@@ -49,6 +49,11 @@ class AbstractRegimeEffect(AbstractEffect):
         For a binary outcome over time: the periods by whose end the risk is estimated. By default the last
         one.
 
+    Raises
+    ------
+    InputError
+        An argument is wrong, or does not fit another; the message names it.
+
     Examples
     --------
     >>> issubclass(ft.RegimeMean, ft.AbstractRegimeEffect)
@@ -256,6 +261,11 @@ class AbstractRegimeEffect(AbstractEffect):
 class RegimeMean(AbstractRegimeEffect):
     """The mean of the outcome, or the risk of the event, under each rule for treatment over time.
 
+    Raises
+    ------
+    InputError
+        An argument is wrong, or does not fit another; the message names it.
+
     Examples
     --------
     >>> columns = {"a": ("a1", "a2"), "l": ("l1", "l2")}
@@ -284,6 +294,11 @@ class RegimeMean(AbstractRegimeEffect):
 @dataclass(frozen=True, kw_only=True)
 class RegimeDifference(AbstractRegimeEffect):
     """The mean or risk under each rule, less that under the first rule.
+
+    Raises
+    ------
+    InputError
+        An argument is wrong, or does not fit another; the message names it.
 
     Examples
     --------
@@ -316,6 +331,11 @@ class RegimeDifference(AbstractRegimeEffect):
 @dataclass(frozen=True, kw_only=True)
 class RegimeRatio(AbstractRegimeEffect):
     """The mean or risk under each rule over that under the first. Intervals are on the log scale.
+
+    Raises
+    ------
+    InputError
+        An argument is wrong, or does not fit another; the message names it.
 
     Examples
     --------

@@ -25,6 +25,11 @@ class Planned(AbstractRegime):
     plan
         The arm of each period, in order.
 
+    Raises
+    ------
+    InputError
+        An argument is wrong, or does not fit another; the message names it.
+
     Examples
     --------
     >>> ft.Planned(("1", "1", "0"))
@@ -78,6 +83,11 @@ class Onset(AbstractRegime):
         Whether treatment starts once the variable is below the threshold instead.
     period
         The period that the rule is about. Studies set it.
+
+    Raises
+    ------
+    InputError
+        An argument is wrong, or does not fit another; the message names it.
 
     Examples
     --------
@@ -141,6 +151,11 @@ class Shift(AbstractRegime):
         The least modified value.
     most
         The largest modified value.
+
+    Raises
+    ------
+    InputError
+        An argument is wrong, or does not fit another; the message names it.
 
     Examples
     --------

@@ -56,6 +56,11 @@ class AbstractTimeEffect(AbstractEffect):
         A larger number of parts, for a second estimate on a finer grid that is shown beside the first. By
         default there is none.
 
+    Raises
+    ------
+    InputError
+        An argument is wrong, or does not fit another; the message names it.
+
     Examples
     --------
     >>> effect = ft.Risk(outcome="status", time="days", treatment="rx", periods=10, period_length=182.625)
@@ -374,6 +379,11 @@ class AbstractTimeRatio(AbstractTimeEffect):
 class Risk(AbstractArmValues):
     """The risk of an event by each horizon, per arm; with several causes, the cumulative incidence of each.
 
+    Raises
+    ------
+    InputError
+        An argument is wrong, or does not fit another; the message names it.
+
     Examples
     --------
     >>> print(ft.Risk(outcome="status", time="days", treatment="rx", arms=("0", "1"), periods=4).question)
@@ -393,6 +403,11 @@ class PolicyRisk(AbstractArmValues):
     ----------
     rules
         The rules: `Static`, `Threshold` or `Stochastic`.
+
+    Raises
+    ------
+    InputError
+        An argument is wrong, or does not fit another; the message names it.
 
     Examples
     --------
@@ -427,6 +442,11 @@ class PolicyRisk(AbstractArmValues):
 class RiskDifference(AbstractTimeDifference):
     """Each arm's risk of an event by each horizon, less that of the reference arm.
 
+    Raises
+    ------
+    InputError
+        An argument is wrong, or does not fit another; the message names it.
+
     Examples
     --------
     >>> effect = ft.RiskDifference(outcome="status", time="days", treatment="rx", arms=("0", "1"), periods=4)
@@ -443,6 +463,11 @@ class RiskDifference(AbstractTimeDifference):
 class RiskRatio(AbstractTimeRatio):
     """Each arm's risk of an event by each horizon, divided by that of the reference arm.
 
+    Raises
+    ------
+    InputError
+        An argument is wrong, or does not fit another; the message names it.
+
     Examples
     --------
     >>> effect = ft.RiskRatio(outcome="status", time="days", treatment="rx", arms=("0", "1"), periods=4)
@@ -458,6 +483,11 @@ class RiskRatio(AbstractTimeRatio):
 @dataclass(frozen=True, kw_only=True)
 class Survival(AbstractArmValues):
     """The probability of no event of any cause by each horizon, per arm.
+
+    Raises
+    ------
+    InputError
+        An argument is wrong, or does not fit another; the message names it.
 
     Examples
     --------
@@ -495,6 +525,11 @@ class _RestrictedMean(AbstractTimeEffect):
 class RMST(_RestrictedMean, AbstractArmValues):
     """The restricted mean survival time to each horizon h, in periods, per arm: 1 + sum_{t<h} S(t).
 
+    Raises
+    ------
+    InputError
+        An argument is wrong, or does not fit another; the message names it.
+
     Examples
     --------
     >>> print(ft.RMST(outcome="status", time="days", treatment="rx", arms=("0", "1"), periods=4).question)
@@ -509,6 +544,11 @@ class RMST(_RestrictedMean, AbstractArmValues):
 @dataclass(frozen=True, kw_only=True)
 class RMSTDifference(_RestrictedMean, AbstractTimeDifference):
     """Each arm's restricted mean survival time less that of the reference arm, in periods.
+
+    Raises
+    ------
+    InputError
+        An argument is wrong, or does not fit another; the message names it.
 
     Examples
     --------
@@ -525,6 +565,11 @@ class RMSTDifference(_RestrictedMean, AbstractTimeDifference):
 @dataclass(frozen=True, kw_only=True)
 class RMSTRatio(_RestrictedMean, AbstractTimeRatio):
     """Each arm's restricted mean survival time divided by that of the reference arm.
+
+    Raises
+    ------
+    InputError
+        An argument is wrong, or does not fit another; the message names it.
 
     Examples
     --------
@@ -552,6 +597,11 @@ class _TimeLost(AbstractTimeEffect):
 class TimeLost(_TimeLost, AbstractArmValues):
     """The restricted mean time lost to each cause, in periods, per arm.
 
+    Raises
+    ------
+    InputError
+        An argument is wrong, or does not fit another; the message names it.
+
     Examples
     --------
     >>> effect = ft.TimeLost(outcome="status", time="days", treatment="rx", arms=("0", "1"), periods=4)
@@ -567,6 +617,11 @@ class TimeLost(_TimeLost, AbstractArmValues):
 @dataclass(frozen=True, kw_only=True)
 class TimeLostDifference(_TimeLost, AbstractTimeDifference):
     """Each arm's restricted mean time lost to each cause, less that of the reference arm, in periods.
+
+    Raises
+    ------
+    InputError
+        An argument is wrong, or does not fit another; the message names it.
 
     Examples
     --------

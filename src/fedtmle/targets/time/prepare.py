@@ -167,7 +167,7 @@ class People:
         return self.table if arm is None else self.preparation.columns.in_arm(self.table, arm)
 
     def logits(self, arm: int | None) -> Array:
-        """Return the initial logits of the hazards in the world of an arm, or of each one's own."""
+        """Return the initial logits of the hazards in the world of one arm, or of each person's own arm."""
         prepare, world = self.preparation, self.in_arm(arm)
         hazards = np.stack([prepare.hazards(model, world, prepare.periods) for model in prepare.events])
         bounded, logits = np.empty(hazards.size), np.empty(hazards.size)
@@ -184,7 +184,7 @@ class People:
         return G
 
     def world(self, arm: int | None, logits: Array | None = None) -> World:
-        """Return the world of an arm, or of each one's own, at the start or with the given logits."""
+        """Return the world of one arm, or of each person's own, at the start or with the given logits."""
         omega, truncated = self._omega(arm)
         if logits is None:
             start = self.logits(arm)
@@ -215,7 +215,7 @@ class People:
 @final
 @dataclass(frozen=True)
 class World:
-    """Hazards and weights of people in the world of one arm, or of each one's own.
+    """Hazards and weights of people in the world of one arm, or of each person's own arm.
 
     ``omega`` has shape (groups, periods, N), ``logits`` (populations, causes, periods, N); ``truncated`` says
     whose probability of the arm and of not being censored was truncated in some period.

@@ -26,7 +26,7 @@ class AbstractPeriodResponse(AbstractResponse):
 
     @abstractmethod
     def at_risk(self, seen: Seen) -> tuple[IntArray, IntArray]:
-        """Return each person's last period at risk, and the period of the response 1, 0 if none."""
+        """Return each person's last period at risk, and the period whose response is 1 (0 if none)."""
 
     @property
     def periods(self) -> int:
