@@ -174,6 +174,19 @@ def test_a_limit_that_the_approval_does_not_sign_is_not_in_force(folder: Path) -
     assert approved.as_approved(plan).file.policy.lowered == (LIMIT,)  # whatever the file says now
     later.reject(plan)
     assert later.as_approved(plan).file.policy == approved.file.policy
+    decision = later.approvals.decide(plan.digest, approved=False, lowered=(LIMIT,))
+    assert decision.lowered == (LIMIT,)
+    assert later.as_approved(plan).file.policy == approved.file.policy  # a rejection lowers nothing
+
+
+def test_a_limit_of_the_file_is_not_in_force_for_a_plan_without_a_decision(folder: Path) -> None:
+    study, silo = folder / "study.toml", folder / "north.toml"
+    lower(silo)
+    home, plan = Home.of(silo), file_plan(read_study(study))
+    assert home.file.policy.min_arm_rows == 5
+    assert home.approvals.decisions() == []
+    assert home.as_approved(plan).file.policy.lowered == ()
+    assert home.as_approved(plan).file.policy.min_arm_rows == 10
 
 
 @pytest.mark.parametrize(
