@@ -100,8 +100,8 @@ class SuperLearner:
 
     def folds_within(self, left_out: int | None, cluster: str | None, *, spanning: bool = False) -> Folds:
         """Return the learner's folds when the study leaves out its fold ``left_out``, or none."""
-        # Another stream for each fold that the study leaves out: the study's own folds, drawn again,
-        # would leave one of these without rows.
+        # Each fold that the study leaves out has another stream: if the study's own folds were drawn again,
+        # one of them would be left without rows.
         stream = self.seed + ((1 if left_out is None else left_out + 2) << 32)
         return Folds(count=self.folds, seed=stream, cluster=cluster, spanning=spanning)
 

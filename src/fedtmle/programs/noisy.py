@@ -183,7 +183,7 @@ class PrivateFit:
     def remainder(self, bound: float, strata: Sequence[PrivateFit] = ()) -> tuple[Array, Array]:
         """Return the covariance of the second-order remainders, and their expectations by shrinkage.
 
-        They are of everyone and of each of ``strata``, whose models have the same errors.
+        There is one for everyone and one for each of ``strata``, whose models have the same errors.
         """
         k = len(self.combination) * (1 + len(strata))
         covariance, bias = np.zeros((k, k)), np.zeros(k)

@@ -211,8 +211,8 @@ class Lattice:
 def build_lattice(*, delta: Fraction, beta: Fraction, C: Matrix, scales: tuple[int, ...] = ()) -> Lattice:
     """Return the lattice whose h is the largest that eq. (lattice-spacing) allows.
 
-    Raw coordinates have the paper's power of two. In others b leaves up to half of the interval
-    unused by a power of two: there h keeps 8 significant bits, and integers are up to a bit shorter.
+    In raw coordinates h is a power of two, as in the paper. In others a power of two could be only half as
+    large as allowed, so h keeps 8 significant bits there, and integers are up to a bit shorter.
     """
     lattice = Lattice(delta=delta, h=Fraction(1), beta=beta, C=C, scales=scales)
     widest = lattice.scaled_delta_squared / (16 * lattice.dim)

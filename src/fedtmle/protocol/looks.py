@@ -113,7 +113,7 @@ class LookGroups:
 def groups_left_out(
     groups: Groups, liars: int, doubted: Collection[str] = ()
 ) -> list[tuple[int, ...]] | None:
-    """Return the choices of groups that may hold liars, None if no group surely holds none.
+    """Return the choices of groups that may hold liars; None if every group may hold one.
 
     Silos that are ``doubted`` may all lie, and so may as many ``liars`` of the others.
     """
@@ -246,7 +246,7 @@ class Looks:
     def _held(self, point: Evaluation, part: Part) -> PooledGram:
         known = self._find(point.model, part)
         if known is None:
-            raise AssertionError("a space is asked where a look holds")
+            raise AssertionError("a space is known only at points where a look holds")
         return known
 
     def space(self, point: Evaluation, part: Part, local: Local, left_out: Collection[int] = ()) -> RowSpace:

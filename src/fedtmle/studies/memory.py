@@ -93,7 +93,9 @@ class SiloMemory:
     peers: frozenset[bytes] | None
     earlier: Callable[[], Earlier]
     decisions: Callable[[], Mapping[str, Decision]]
-    _read: dict[tuple[ReadColumn, ...], Digests | None] = field(default_factory=dict)  # as the rows are now
+    _read: dict[tuple[ReadColumn, ...], Digests | None] = field(
+        default_factory=dict
+    )  # digests of today's rows
 
     def refusal(self, plan: Plan) -> str:
         """Return the key of the policy by which this study may not follow the earlier ones, or nothing."""
