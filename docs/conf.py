@@ -50,6 +50,7 @@ sphinx_gallery_conf: dict[str, Any] = {
     "min_reported_time": 60,
     "abort_on_example_error": True,
     "remove_config_comments": True,
+    "capture_repr": ("_repr_html_",),  # not "<Axes: ...>" below each figure
 }
 
 html_theme = "pydata_sphinx_theme"
