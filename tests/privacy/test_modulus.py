@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from scipy.optimize import minimize
 
 from fedtmle.errors import InputError
 from fedtmle.model.types import Array
+from fedtmle.privacy.modulus import BUFFER, Compressed
 from fedtmle_paper.privacy.design import design_modulus, kernel_floor, modulus_forms, range_slope
 from fedtmle_paper.privacy.family import design_infimum
 
@@ -143,3 +145,26 @@ def test_the_gap_of_a_large_family_is_certified_and_small(
     assert found.value == pytest.approx(exact.value, rel=0.02)
     large = design_infimum(queries, c, T=12, radius=1.0, noise=noise)
     assert large.gap <= 0.02 * large.value  # with many repetitions integers are nearly real numbers
+
+
+def test_rows_within_the_span_are_not_factorised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Repeated queries cost two thin products: no factorisation is as long as the table."""
+    columns, rng, lengths = 5_000, np.random.default_rng(3), []
+    base = rng.normal(size=(7, columns))
+    block = Compressed(columns)
+    block.add(rng.normal(size=(BUFFER, 7)) @ base)
+    factorise = np.linalg.qr
+
+    def counted(matrix: Array, **options: Any) -> Any:
+        lengths.append(len(matrix))
+        return factorise(matrix, **options)
+
+    monkeypatch.setattr(np.linalg, "qr", counted)
+    block.add(rng.normal(size=(BUFFER, 7)) @ base)
+    assert lengths
+    assert columns not in lengths
+    singular, right = block.basis()
+    assert len(singular) == 7
+    block.add(rng.normal(size=(BUFFER, columns)))  # new directions are found as before
+    assert columns in lengths
+    assert np.abs(right @ right.T - np.eye(7)).max() < 1e-12

@@ -117,6 +117,8 @@ class Compressed:
             coefficients, rest = coefficients + along, rest - along @ self._V
         # New directions: the first pass finds the large ones, the second the small ones that they hid.
         for _ in range(2):
+            if np.linalg.norm(rest) <= NEW_DIRECTION:  # it bounds every singular value: nothing is new
+                break
             # QR instead of rest rest^T, whose small directions have large relative errors: omega of a record
             # that is known well depends on its small component outside V.
             basis, lengths = np.linalg.qr(rest.T)
