@@ -147,7 +147,7 @@ def test_a_whole_study_is_covered_and_its_replay_checked() -> None:
         move=lambda rows, by: rows.with_numeric("y", rows.numeric["y"] + by),
     )
     made = audit(replayed.answered, replayed.local, table, [column], noise=1e-3)
-    assert set(made.uncovered) == {"bins", "departures", "ownestimate"}  # each is named as not covered
+    assert set(made.uncovered) == {"bins", "departures", "own estimate"}  # each is named as not covered
     assert made.labels["tally"] >= 2
     found = finding(made, Attacker.OTHERS)
     assert len(found.after) == np.count_nonzero(~np.isnan(table.numeric["y"]))
