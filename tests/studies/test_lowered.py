@@ -161,6 +161,25 @@ def test_one_plan_is_approved_with_a_lowered_limit(folder: Path) -> None:
     assert Home.of(silo).file.policy.min_rows == 20
 
 
+def test_no_limit_is_lowered_after_the_opening_that_states_them(folder: Path) -> None:
+    """A run that is resumed repeats its recorded opening, so a limit lowered since would be in no result."""
+    study, silo = folder / "study.toml", folder / "north.toml"
+    plan, home = file_plan(read_study(study)), Home.of(silo)
+    approve = ["silo", "approve", str(study), "--silo", str(silo), "--yes"]
+    assert runner.invoke(app, [*approve, "--lower", "min_rows=15", "--reason", REASON]).exit_code == 0
+    assert isinstance(opened(plan, home), Opened)
+    found = runner.invoke(app, [*approve, "--lower", "min_rows=14", "--reason", REASON])
+    assert found.exit_code == Exit.DEFECTS
+    assert "this plan was opened here with other limits" in flowed(found.output)
+    assert "min_rows" in flowed(found.output)
+    assert len(home.approvals.decisions()) == 1
+    assert runner.invoke(app, [*approve, "--lower", "min_rows=15", "--reason", "in short"]).exit_code == 0
+    home.reject(plan)
+    assert runner.invoke(app, approve).exit_code == 0  # stricter than at the opening
+    assert runner.invoke(app, [*approve, "--lower", "min_rows=15", "--reason", REASON]).exit_code != 0
+    assert home.as_approved(plan).file.policy.min_rows == 20
+
+
 def test_a_limit_that_the_approval_does_not_sign_is_not_in_force(folder: Path) -> None:
     study, silo = folder / "study.toml", folder / "north.toml"
     plan, approved = file_plan(read_study(study)), Home.of(silo)

@@ -29,6 +29,7 @@ from fedtmle.runtime.approvals import Approvals
 from fedtmle.runtime.journal import FileJournal
 from fedtmle.runtime.keeper import Keeper
 from fedtmle.runtime.ledger import Ledger
+from fedtmle.runtime.ledger import read as read_ledger
 from fedtmle.runtime.memory import RowStore
 from fedtmle.runtime.rows import LocalRows, fingerprint
 from fedtmle.runtime.signing import SigningKey
@@ -99,12 +100,19 @@ class Home:
     def approve(self, plan: Plan, *, note: str = "", bits: Mapping[str, float] | None = None) -> None:
         """Sign the owner's approval of a plan for the rows as they are now, with what `risk` found of it.
 
-        The limits that the silo file makes laxer, and their reasons, are signed too.
+        The limits that the silo file makes laxer, and their reasons, are signed too. A plan that was opened
+        here keeps to those that its last approval had: the opening stated them to all parties.
         """
         if plan.digest.hex() in self.closed:
             raise InputError(
                 "this silo may have answered this plan before it was restored from a backup; ask the "
                 "statistician for the study with another seed"
+            )
+        late = self._lowered_late(plan)
+        if late:
+            raise InputError(
+                f"{', '.join(late)}: this plan was opened here with other limits, which all parties know; "
+                "approve it with those, or ask the statistician for the study with another seed"
             )
         data = data_digest(plan, self.file)
         self.approvals.decide(
@@ -116,6 +124,21 @@ class Home:
             title=study_of(plan).title or "",
             lowered=self.file.policy.lowered,
         )
+
+    def _lowered_late(self, plan: Plan) -> list[str]:
+        """Return the limits that are laxer now and were not when this plan was opened here."""
+        digest, lowered = plan.digest.hex(), self.file.policy.lowered
+        if not lowered or not self.has_past:
+            return []
+        if not any(
+            (line["plan"], line["request"], line["decision"]) == (digest, "open", "answered")
+            for line in read_ledger(self.ledger_path)
+            if "plan" in line
+        ):
+            return []
+        approved = [each for each in self.approvals.decisions() if each.plan == digest and each.approved]
+        known = {(limit.key, limit.value) for limit in (approved[-1].lowered if approved else ())}
+        return [limit.key for limit in lowered if (limit.key, limit.value) not in known]
 
     def reject(self, plan: Plan, *, note: str = "") -> None:
         """Sign the owner's rejection of a plan, which also withdraws an approval."""
