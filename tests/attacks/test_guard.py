@@ -5,13 +5,16 @@ from __future__ import annotations
 import dataclasses
 import math
 from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
+import pandas as pd
 import pytest
 
 import fedtmle as ft
+from fedtmle import data
 from fedtmle.algorithms.base import TargetingProgram
 from fedtmle.model.exact import Sums
 from fedtmle.model.families import Family
@@ -19,6 +22,7 @@ from fedtmle.model.leverage import Look
 from fedtmle.model.problem import AbstractProblem
 from fedtmle.model.statistics import AbstractBins, AbstractBoundedColumns, Group
 from fedtmle.model.submodel import AbstractSubmodel, GeneralisedLinear, NoNormaliser
+from fedtmle.model.table import StreamedTable
 from fedtmle.model.types import IntArray, Part, RowBound
 from fedtmle.protocol.bins import BinsQuery
 from fedtmle.protocol.guard import Guard, RefusalError, _Examined, _largest_of_columns
@@ -28,7 +32,10 @@ from fedtmle.protocol.policy import UNGUARDED, Policy
 from fedtmle.protocol.query import AbstractQuery, CountCell, DisclosedColumns, JointQuery, Model, Phase
 from fedtmle.protocol.sums import SumsQuery, TallyQuery
 from fedtmle.runtime.rows import LocalRows
+from fedtmle.studyfile.schema import schema_of
 from fedtmle_paper.two_arm import TwoArm, TwoArmLaw
+from tests.attacks.combinations import TwoModels
+from tests.attacks.settings import RefusedBySiloError
 from tests.attacks.small import VARIABLES, AbstractStudyAttack, TinyArm
 from tests.attacks.tables import table_of
 
@@ -445,3 +452,22 @@ def test_a_target_of_another_distribution_needs_its_owners_consent(
     guard = Guard(Policy(allow_targets=allowed))
     with pytest.raises(RefusalError) if is_refused else nullcontext():
         guard.open(Plan(program=program, roster=roster(["a", "b"])), n_rows=1000, smallest_part=1000)
+
+
+def test_models_over_a_streamed_table_are_judged_together(tmp_path: Path) -> None:
+    """Two candidate models whose columns differ in one person, of a table that is read at every query."""
+
+    class Streamed(TwoModels):
+        def rows(self) -> Any:
+            pd.DataFrame(self.columns()).to_csv(tmp_path / "a.csv", index=False)
+            text = '[silo]\nname = "a"\n[data]\npath = "a.csv"\nstream = true\n'
+            (tmp_path / "a.toml").write_text(text, encoding="utf-8")
+            return data.load(tmp_path / "a.toml", schema_of(self.study()), silo="a")
+
+    attack = Streamed()
+    assert isinstance(attack.rows(), StreamedTable)
+    victim = attack.victim(attack.keeper(attack.guarded()))
+    with pytest.raises(RefusedBySiloError):
+        attack.run(victim)
+    assert victim.refused_by == "min_people"
+    assert attack.works(attack.run(attack.victim(attack.open_keeper())))

@@ -20,7 +20,7 @@ import numpy as np
 from fedtmle.model.budget import Privacy
 from fedtmle.model.exact import Sums
 from fedtmle.model.leverage import Look, PersonRows, RowSpace, largest_leverage
-from fedtmle.model.submodel import AbstractRowsSubmodel
+from fedtmle.model.submodel import AbstractRowsSubmodel, StreamedLinear
 from fedtmle.model.types import Array, Part
 from fedtmle.protocol.advice import (
     TRUST,
@@ -123,6 +123,7 @@ class Guard:
         self._travelled: tuple[object, float] = (None, 0.0)  # a law, and the length of its history
         # Keys are the id of the model, which the value keeps alive, and whether the Hessian was examined.
         self._examined: dict[tuple[int, bool], _Examined] = {}
+        self._streamed: list[Union] = []  # columns of the models of each response, of streamed tables
         self._designs = Designs(by_name=is_masked or self._rehearses_masked)
         self._unions: list[Union] = []  # models judged together with the rows of other silos
         self._supported: dict[int, Model] = {}  # models whose columns have enough people, by id
@@ -444,8 +445,26 @@ class Guard:
                 self._require_people(self._fresh.largest_leverage(whole, point.eps, self._allowed))
             if not self._designs.add(point.model, submodel, self._allowed) <= self._allowed:
                 raise RefusalError(Reason.POLICY, "min_people", self._about_designs(point.model))
+            if isinstance(submodel, StreamedLinear):
+                self._examine_streamed(point.model, local)
             if not is_batch:
                 self._examined[key] = _Examined(point, look, look.radius(self._allowed))
+
+    def _examine_streamed(self, model: Model, local: Local) -> None:
+        """Check the columns of all models of the response together, if the table is read at every query."""
+        facts = model.judged_together
+        if facts is None or model.shared_residuals is not None:
+            return
+        places = (k for k, each in enumerate(self._streamed) if each.facts.response == facts.response)
+        place = next(places, None)
+        if place is None:
+            self._streamed.append(Union.of(model, facts))
+            return
+        union = self._streamed[place].joined(model, facts)
+        if union is not self._streamed[place]:
+            largest = largest_leverage(lambda: union.rows(local))
+            self._require_people(largest, about_models(model.design_names))
+            self._streamed[place] = union
 
     def _about_designs(self, model: Model) -> str:
         shared, imputed = model.shared_residuals is not None, self._designs.has_completions
