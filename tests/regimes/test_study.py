@@ -255,6 +255,13 @@ def test_bad_options_are_refused(options: dict[str, Any], message: str) -> None:
         study(periods=2, **options)
 
 
+def test_a_shift_of_a_treatment_that_is_no_number_is_refused() -> None:
+    asked: dict[str, Any] = {"rules": (ft.Shift(by=0.5),), "treatment_model": ft.GLM("a + l")}
+    with pytest.raises(ft.InputError, match="Shift is for a treatment that is a number, and 'a' is declared"):
+        study(periods=2, **asked)
+    assert study(periods=2, dose=True, **asked)
+
+
 def test_a_missing_value_at_risk_names_the_column() -> None:
     records = draw(300, 2, 15)
     records.loc[records.index[records["c1"] == 0][:3], "l2"] = np.nan

@@ -349,6 +349,12 @@ class Study:
         if (target.censoring is None) != (self.censoring_model is None):
             raise InputError("censoring_model: give one if and only if the target names a censoring variable")
         treatment = str(target.treatment)
+        declared_kind = self.variables[treatment].basic_kind if treatment in self.variables else "number"
+        if target.is_modified and declared_kind not in ("number", "count"):
+            raise InputError(
+                f"rules: Shift is for a treatment that is a number, and '{treatment}' is declared as "
+                f"{declared_kind}; use Static, Planned, Threshold, Onset or Stochastic"
+            )
         uses = treatment in used_columns(self.treatment_model)
         if target.is_modified and not uses:
             raise InputError(
