@@ -334,7 +334,8 @@ class AbstractQuery(ABC, Generic[Answer, Pooled]):
 
     def rare_columns(self, floor: int) -> tuple[str, ...]:
         """Return columns or groups of the answer with fewer than ``floor`` people of all silos, if known."""
-        groups = (group for point in self.evaluations() for group in point.model.known_people)
+        points = self.evaluations() if self.phase is Phase.NUISANCE else ()  # later ones count nobody else
+        groups = (group for point in points for group in point.model.known_people)
         return tuple(dict.fromkeys(name for name, people in groups if 0 < people < floor))
 
     def ships_model(self, silo: str) -> bool:
