@@ -177,7 +177,7 @@ def difference_of_two_rounds() -> tuple[float, float]:
     return largest((-1.9 * steep, steep)), largest((-1.9 * steep, steep), (-2.2 * steep, steep))
 
 
-class _Released(AbstractStudyAttack):
+class ReleasedEstimate(AbstractStudyAttack):
     """A masked study of six silos, of which silo a releases its own estimate."""
 
     setting = Setting.MASKED
@@ -208,7 +208,7 @@ class _Released(AbstractStudyAttack):
 
 def released_estimate(people: int = 12) -> int:
     """How many outcomes a server finds that knows all other records of the silo, from the estimate alone."""
-    attack = _Released()
+    attack = ReleasedEstimate()
     query, own = attack.run(attack.victim(attack.keeper(Policy(allow_targets=None, release=True))))
     columns, found = attack.columns(), 0
     for person in range(people):
