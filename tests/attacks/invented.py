@@ -22,6 +22,13 @@ from tests.declare import declare
 ROW = np.arange(60)
 
 
+def until_fit(server: Server, answer: Any) -> tuple[Server, Any]:
+    """Go on honestly until a model is fitted, and return the server with that round's answer."""
+    while not any(list(member.evaluations()) for member in server.query.members):
+        answer = server.go_on(answer)
+    return server, answer
+
+
 class AbstractInvented(AbstractCombination):
     """On a study whose other options are these; the attack says how it combines what is told."""
 
@@ -299,9 +306,7 @@ class LastPeriod(AbstractInvented):
         return columns
 
     def run(self, victim: Victim) -> float:
-        server, answer = self.server(victim)
-        while not any(list(member.evaluations()) for member in server.query.members):
-            answer = server.go_on(answer)
+        server, answer = until_fit(*self.server(victim))
         for query, part in zip(server.query.members, server.query.split(answer), strict=True):
             names = query.problem.design_names
             if "a:C(period)[4]" in names:

@@ -203,7 +203,7 @@ class ReleasedEstimate(AbstractStudyAttack):
             answer = server.go_on(answer)
 
     def works(self, learned: Any) -> bool:
-        raise NotImplementedError
+        raise NotImplementedError("`released_estimate` counts the outcomes that are found")
 
 
 def released_estimate(people: int = 12) -> int:

@@ -21,7 +21,7 @@ from fedtmle.targets.effects.prepare import ArmResponse, OutcomeResponse
 from fedtmle.targets.regimes.responses import AmongAtRisk, Fluctuated, ModifiedRows
 from tests.attacks.base import AbstractAttack, Victim
 from tests.attacks.combinations import PERSON, VARIABLES, AbstractCombination
-from tests.attacks.invented import ROW, AbstractInvented
+from tests.attacks.invented import ROW, AbstractInvented, until_fit
 from tests.attacks.settings import Server
 from tests.attacks.small import AbstractStudyAttack, Columns
 from tests.declare import declare
@@ -268,9 +268,7 @@ class LoneEvent(AbstractInvented):
         return columns
 
     def run(self, victim: Victim) -> float:
-        server, answer = self.server(victim)
-        while not any(list(member.evaluations()) for member in server.query.members):
-            answer = server.go_on(answer)
+        server, answer = until_fit(*self.server(victim))
         for query, part in zip(server.query.members, server.query.split(answer), strict=True):
             names = list(query.problem.design_names)
             if "w:C(period)[2]" in names:

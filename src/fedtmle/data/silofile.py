@@ -98,7 +98,10 @@ class ColumnMap:
         if self.molar_mass is not None and not (math.isfinite(self.molar_mass) and self.molar_mass > 0):
             raise InputError("molar_mass must be a number above 0, in g/mol")
         if self.unit and (self.converts or self.levels is not None or self.is_difference):
-            raise InputError("a column with a unit by name can have no scale, shift, levels or dates")
+            raise InputError(
+                "a column whose unit is given by name can have no scale, shift, levels or dates, "
+                "because the unit converts it"
+            )
         if self.molar_mass is not None and not self.unit:
             raise InputError("molar_mass needs a unit by name, such as mg/dL")
         if not (math.isfinite(self.scale) and math.isfinite(self.shift)) or self.scale == 0.0:

@@ -54,7 +54,7 @@ class OwnerServer(ThreadingHTTPServer):
 
     @property
     def home(self) -> Home:
-        """The silo's home, with the silo file as it is now: a page may be open for weeks."""
+        """The silo's home. The silo file is read anew, because the page may have been open for weeks."""
         return Home.of(self._silo_file)
 
     @property

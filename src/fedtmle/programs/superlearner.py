@@ -129,7 +129,10 @@ class ResidualProducts(AbstractBoundedColumns[Table]):
         return (0,)
 
     def roots(self, piece: Table) -> Array:
-        """Return weights and residuals: two candidates that differ in one person disclose the response."""
+        """Return the weights and residuals of each record.
+
+        If two candidates predict differently for one person alone, their sums disclose that person's outcome.
+        """
         w, residuals, _ = self._residuals(piece)
         return np.stack([w, *(np.sqrt(w) * residual for residual in residuals)])
 

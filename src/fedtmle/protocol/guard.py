@@ -384,7 +384,7 @@ class Guard:
         return True
 
     def _rules(self, groups: LookGroups) -> list[Rule] | None:
-        """Return the rules for judging rows together with other silos', None to judge by its own alone."""
+        """Return the rules for judging this silo's rows with those of others; None: by its own rows alone."""
         policy = self.policy
         rules = groups.rules(policy.colluders, self._doubted, trusts=policy.trust_looks)
         return None if rules is None else [rule for rule in rules if getattr(policy, rule.floor) > 0]

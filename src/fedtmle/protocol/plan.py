@@ -196,7 +196,7 @@ class Plan:
 
     @cached_property
     def brought(self) -> tuple[Provenance, ...]:
-        """The classes of the plan that other distributions provide."""
+        """The classes in the plan that come from other packages than this one."""
         return brought(self.program)
 
     @cached_property
@@ -236,7 +236,7 @@ class _Path:
         self.lock = Lock()
 
     def went_on(self, number: int, broadcast: Bits) -> bool:
-        """Return whether the last round was ``number`` and ended with this broadcast."""
+        """Return whether round ``number`` is the last one that ended, and ended with this broadcast."""
         return self.round == number + 1 and self.heard == broadcast
 
     def go_on(self, query: Query, broadcast: Bits) -> None:

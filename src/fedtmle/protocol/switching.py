@@ -119,7 +119,7 @@ class SwitchedCode(AbstractCode[Switched]):
 @final
 @dataclass(frozen=True, kw_only=True)
 class SwitchQuery(AbstractQuery[SwitchAnswer, Switched]):
-    """Each silo's rounded gradient at the origin and its own fit; the server decides which are used."""
+    """Asks each silo for its rounded gradient at the origin and its own fit; the server uses one of them."""
 
     problem: Problem
     law: Law

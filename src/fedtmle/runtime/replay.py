@@ -105,7 +105,7 @@ def replay(
 
 
 def overhear(plan: Plan, transcript: Transcript, silo: str) -> tuple[AnsweredQuery, ...]:
-    """Return the queries and one silo's answers from the transcript alone, as the server has them."""
+    """Return the queries and one silo's answers, read from the transcript alone, as the server can."""
     joined = _joined(plan, transcript, silo)
     return _follow(joined, transcript, silo, None, UNGUARDED, _Masks(joined, silo))[0]
 

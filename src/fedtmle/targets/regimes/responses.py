@@ -106,7 +106,7 @@ class NextOutcome(AbstractResponse):
 @final
 @dataclass(frozen=True, kw_only=True)
 class Fluctuated(AbstractResponse):
-    """The same response with weights W_t; the prediction of the chain's first step is the offset."""
+    """The outcome of a step, weighted by W_t, for its fluctuation; the step's prediction is the offset."""
 
     sequence: SequentialRules
     chain: ChainFit
