@@ -64,12 +64,12 @@ def ihdp_private(epsilon: float, *, as_json: bool, quiet: bool) -> Document:
 
 def enlarged(silos: Mapping[str, Mapping[str, Array]]) -> dict[str, dict[str, Array]]:
     """Return silos a hundred times as large, with records drawn from their own with replacement."""
-    rng, found = np.random.default_rng(SEED), {}
+    rng, larger = np.random.default_rng(SEED), {}
     for name, columns in silos.items():
         n = len(columns["site"])
         rows = rng.integers(0, n, TIMES * n)
-        found[name] = {column: values[rows] for column, values in columns.items()}
-    return found
+        larger[name] = {column: values[rows] for column, values in columns.items()}
+    return larger
 
 
 def _lines(study: Study, documents: Mapping[str, Document], private: Document) -> Iterator[str]:

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 import fedtmle as ft
 from fedtmle.cli import app
 from fedtmle.errors import InputError
-from fedtmle.studies.privacy_cost import LEAST, PrivacyPlan
+from fedtmle.studies.privacy_cost import SMALLEST_N, PrivacyPlan
 
 CELL = Cell(n=10_000, p=5)
 STUDY = study_of(CELL)
@@ -78,14 +78,14 @@ def test_the_smallest_n_is_where_results_are_promised() -> None:
     plan = PrivacyPlan(study=STUDY, silos=10)
     smallest = plan.smallest_n()
     assert smallest is not None
-    assert LEAST < smallest < 20_000
+    assert SMALLEST_N < smallest < 20_000
     assert not plan.cost(smallest).limits
     assert plan.cost(round(0.9 * smallest)).limits
     # More colluders share less noise; a smaller epsilon and a rarer outcome need more people.
     rarer = PrivacyPlan(study=STUDY, silos=10, outcome_mean=0.03).smallest_n()
     assert rarer is not None
     assert rarer > smallest < (plan.smallest_n(0.5) or 0)
-    assert PrivacyPlan(study=study_of(replace(CELL, kind="trial")), silos=10).smallest_n() == LEAST
+    assert PrivacyPlan(study=study_of(replace(CELL, kind="trial")), silos=10).smallest_n() == SMALLEST_N
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_the_command_needs_the_study_file_alone(tmp_path: Path) -> None:
         (20000, 1.0),
         (20000, 3.0),
     ]
-    assert found["smallest_n"] > LEAST
+    assert found["smallest_n"] > SMALLEST_N
     path.write_text(TEXT.partition("[privacy]")[0] + "[silos]" + TEXT.partition("[silos]")[2])
     without = runner.invoke(app, ["budget", str(path)])
     assert without.exit_code != 0

@@ -133,17 +133,17 @@ def renew(
             renew_server(read_deployment(folder), days=days)
             say("Renewed. Restart the server to use its new certificate.")
             return
-        found = read_kit(folder)
-        if found.role is Role.SERVER:
+        kit = read_kit(folder)
+        if kit.role is Role.SERVER:
             raise typer.BadParameter("the server's certificate is renewed with the deployment's folder")
         if (out is None) == (certificate is None):
             raise typer.BadParameter("give --out to make a request, or --certificate to install the answer")
         if out is not None:
-            out.write_bytes(request(found))
+            out.write_bytes(request(kit))
             say(f"Send {out} to the coordinator. It holds no secret; the key stays in the kit.")
         elif certificate is not None:
-            end = install(found, certificate.read_bytes())
-            restart = " Restart the silo to use it." if found.role is Role.SILO else ""
+            end = install(kit, certificate.read_bytes())
+            restart = " Restart the silo to use it." if kit.role is Role.SILO else ""
             say(f"Installed; valid until {end:%Y-%m-%d}.{restart}")
 
 
@@ -257,17 +257,17 @@ def service(
     from fedtmle.deploy.service import unit
 
     with reporting(as_json=False):
-        found = read_kit(kit)
-        text = unit(found, user=user)
+        party = read_kit(kit)
+        text = unit(party, user=user)
         if out is None:
             say(text, nl=False)
             return
         out.write_text(text, encoding="utf-8")
         say(f"Wrote {out}.")
-        if running(found) is not None:
+        if running(party) is not None:
             say(
-                f"Stop the {found.role} that runs in the background, or the unit cannot start:\n"
-                f"  fedtmle {found.role} stop {kit}"
+                f"Stop the {party.role} that runs in the background, or the unit cannot start:\n"
+                f"  fedtmle {party.role} stop {kit}"
             )
         say(
             "To install it, as root:\n"

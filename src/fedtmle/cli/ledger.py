@@ -74,12 +74,12 @@ def studies(
     from fedtmle.text.accounts import render
 
     with reporting(as_json=as_json):
-        found = accounts.studies(read(ledger)) if ledger.exists() or not ledger.parent.is_dir() else []
+        recorded = accounts.studies(read(ledger)) if ledger.exists() or not ledger.parent.is_dir() else []
         if as_json:
-            rows = [{**asdict(study), "kinds": list(map(asdict, study.kinds.values()))} for study in found]
+            rows = [{**asdict(study), "kinds": list(map(asdict, study.kinds.values()))} for study in recorded]
             say(json.dumps({"studies": rows}))
         else:
-            say(render(found, titles(ledger.parent)))
+            say(render(recorded, titles(ledger.parent)))
 
 
 def titles(folder: Path) -> dict[str, str]:

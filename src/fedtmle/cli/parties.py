@@ -38,9 +38,9 @@ def start_server(kit: Path = KIT, metrics: int | None = METRICS) -> None:
     from fedtmle.deploy.parties import start_server as begin
 
     with reporting(as_json=False):
-        found = read_kit(kit, Role.SERVER)
-        _keep_port(found, metrics)
-        begin(found)
+        party = read_kit(kit, Role.SERVER)
+        _keep_port(party, metrics)
+        begin(party)
         say(f"Started. `fedtmle server status {kit}` says when it listens.")
 
 
@@ -54,10 +54,10 @@ def run_server(kit: Path = KIT, metrics: int | None = METRICS) -> None:
     from fedtmle.deploy.supervisor import supervise
 
     with reporting(as_json=False):
-        found = read_kit(kit, Role.SERVER)
-        _keep_port(found, metrics)
-        prepare_server(found)
-        raise typer.Exit(run_here(found, supervise))
+        party = read_kit(kit, Role.SERVER)
+        _keep_port(party, metrics)
+        prepare_server(party)
+        raise typer.Exit(run_here(party, supervise))
 
 
 @server.command("stop", epilog=epilog("server stop kit"))
@@ -88,10 +88,10 @@ def run_silo(kit: Path = KIT, silo_file: Path | None = SILO_FILE, metrics: int |
     from fedtmle.deploy.supervisor import supervise
 
     with reporting(as_json=False):
-        found = read_kit(kit, Role.SILO)
-        _keep_port(found, metrics)
-        prepare_silo(found, silo_file)
-        raise typer.Exit(run_here(found, supervise))
+        party = read_kit(kit, Role.SILO)
+        _keep_port(party, metrics)
+        prepare_silo(party, silo_file)
+        raise typer.Exit(run_here(party, supervise))
 
 
 def start_silo(kit: Path = KIT, silo_file: Path | None = SILO_FILE, metrics: int | None = METRICS) -> None:
@@ -101,9 +101,9 @@ def start_silo(kit: Path = KIT, silo_file: Path | None = SILO_FILE, metrics: int
     from fedtmle.deploy.parties import start_silo as begin
 
     with reporting(as_json=False):
-        found = read_kit(kit, Role.SILO)
-        _keep_port(found, metrics)
-        begin(found, silo_file)
+        party = read_kit(kit, Role.SILO)
+        _keep_port(party, metrics)
+        begin(party, silo_file)
         say(f"Started. `fedtmle silo status {kit}` lists the studies that wait for your approval.")
 
 
@@ -123,12 +123,12 @@ def notify_silo(
     from fedtmle.errors import InputError
 
     with reporting(as_json=False):
-        found = read_kit(kit, Role.SILO)
+        party = read_kit(kit, Role.SILO)
         if command:
-            trouble = tell(command, {**notice_of(found.site, Path("none")), "event": "test"})
+            trouble = tell(command, {**notice_of(party.site, Path("none")), "event": "test"})
             if trouble:
                 raise InputError(f"{command[0]}: {trouble}; nothing was changed")
-        set_command(found.home, command or [])
+        set_command(party.home, command or [])
         say("The command was run, and will be when a study waits." if command else "Notices are off.")
 
 
@@ -148,10 +148,10 @@ def silo_page(
     from fedtmle.engine.post import last_contact
 
     with reporting(as_json=False):
-        found = read_kit(kit, Role.SILO)
-        home = home_of(found)
+        party = read_kit(kit, Role.SILO)
+        home = home_of(party)
         try:
-            server = OwnerServer(home, port=port, open_plans=lambda: last_contact(found.home).get("open"))
+            server = OwnerServer(home, port=port, open_plans=lambda: last_contact(party.home).get("open"))
         except OSError as error:
             raise typer.BadParameter(
                 f"cannot listen on port {port} ({error.strerror}); choose another", param_hint="--port"

@@ -80,8 +80,8 @@ def drafted(table: object) -> list[Drafted]:
         _, theirs = read_cells(silo.data)
         cells = dict(_mapped(theirs, silo.columns))
     else:
-        _, found = read_cells(table)
-        cells = dict(found)
+        _, read = read_cells(table)
+        cells = dict(read)
     return [replace(_of(name, each), has_missing=_has_missing(each)) for name, each in cells.items()]
 
 

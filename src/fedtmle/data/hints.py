@@ -67,15 +67,15 @@ def fitting_units(values: Array, low: float, high: float) -> tuple[str, ...]:
     if len(known) < FEWEST:
         return ()
     margin = EDGE * (high - low)
-    found = []
+    hints = []
     for scale, shift, words in CONVERSIONS:
         converted = known * scale + shift
         inside = np.mean((converted >= low) & (converted <= high))
         central = np.mean((converted > low + margin) & (converted < high - margin))
         if inside >= NEARLY_ALL and central >= NEARLY_ALL:
             written = f"scale = {scale:.6g}" + (f", shift = {shift:.6g}" if shift else "")
-            found.append(f"{written} would fit ({words})")
-    return tuple(found[:MOST_FITTING])
+            hints.append(f"{written} would fit ({words})")
+    return tuple(hints[:MOST_FITTING])
 
 
 def is_outside(values: Array, low: float, high: float) -> bool:

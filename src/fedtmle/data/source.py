@@ -310,8 +310,8 @@ class Columns:
         done(_cache_reach, [column for column in cells.values() if isinstance(column, Numbers)])
         for name in names:
             converter = Converter(name=name, mapped=self.maps[name], defects=defects)
-            found = [cells[theirs] for theirs in self.maps[name].sources]
-            translated = converter.difference(*found) if len(found) > 1 else converter.translate(*found)
+            parts = [cells[theirs] for theirs in self.maps[name].sources]
+            translated = converter.difference(*parts) if len(parts) > 1 else converter.translate(*parts)
             if translated is None:
                 continue
             for column in self.schema[name]:

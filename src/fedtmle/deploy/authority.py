@@ -47,9 +47,11 @@ class Authority:
         from nvflare.lighter import utils
 
         key, public = utils.generate_keys()
-        own = utils.Identity(name)
+        identity = utils.Identity(name)
         begin = datetime.now(UTC) - BACKDATED
-        root = utils.generate_cert(own, own, key, public, valid_days=days, ca=True, not_valid_before=begin)
+        root = utils.generate_cert(
+            identity, identity, key, public, valid_days=days, ca=True, not_valid_before=begin
+        )
         state = self.path / name / "state" / "cert.json"
         state.parent.mkdir(parents=True, mode=0o700)
         document = {"root_cert": utils.serialize_cert(root), "root_pri_key": utils.serialize_pri_key(key)}
@@ -111,10 +113,12 @@ class Authority:
 
 def authority_of(deployment: Deployment) -> Authority:
     """Return the authority of a deployment; raise if its folder is elsewhere."""
-    found = Authority(deployment.path / "authority")
-    if not list(found.path.glob("*/state/cert.json")):
-        raise InputError(f"{found.path}: the authority's folder is not here; bring it back to sign or add")
-    return found
+    authority = Authority(deployment.path / "authority")
+    if not list(authority.path.glob("*/state/cert.json")):
+        raise InputError(
+            f"{authority.path}: the authority's folder is not here; bring it back to sign or add"
+        )
+    return authority
 
 
 def request(kit: Kit) -> bytes:

@@ -167,11 +167,11 @@ class _OwnerHandler(BaseHTTPRequestHandler):
                 return
         if not self._has_entered():
             return
-        found = re.fullmatch(r"/study/([0-9a-f]{64})", address.path)
+        study = re.fullmatch(r"/study/([0-9a-f]{64})", address.path)
         if address.path == "/":
             self._page(self.server.overview)
-        elif found:
-            self._page(lambda: self._study(found[1]))
+        elif study:
+            self._page(lambda: self._study(study[1]))
         else:
             self._send(HTTPStatus.NOT_FOUND, pages.message("There is no such page.", back=True))
 

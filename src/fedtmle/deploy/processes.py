@@ -89,11 +89,11 @@ def _check_is_free(kit: Kit) -> None:
 
 def stop(kit: Kit) -> bool:
     """End the party and all its descendants; return whether it was running."""
-    found = [process for process in (running(kit), _recorded(engine_record(kit))) if process is not None]
-    end(found)
+    processes = [process for process in (running(kit), _recorded(engine_record(kit))) if process is not None]
+    end(processes)
     for record in (record_of(kit), engine_record(kit)):
         record.unlink(missing_ok=True)
-    return bool(found)
+    return bool(processes)
 
 
 def end(processes: Sequence[psutil.Process]) -> None:

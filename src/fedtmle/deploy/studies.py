@@ -71,10 +71,10 @@ def words(study: ReceivedStudy, home: Home, open_plans: Sequence[str] | None) ->
 def described(study: ReceivedStudy) -> str:
     """Return the title of a study that came, or its question."""
     try:
-        found = read_study(study.path, samples=False).study
+        content = read_study(study.path, samples=False).study
     except FedTMLEError:
         return "(a study of another version of fedtmle)"
-    return found.title or found.target.question
+    return content.title or content.target.question
 
 
 def _has_other_data(study: ReceivedStudy, decision: Decision, home: Home) -> bool:

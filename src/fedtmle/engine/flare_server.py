@@ -114,10 +114,10 @@ class FlareJobs:
     def ended(self, job: str) -> str:
         """Return how a job ended, in FLARE's words; an empty string if it has not."""
         with self._engine.new_context() as fl_ctx:
-            found = self._engine.job_def_manager.get_job(job, fl_ctx)
-        if found is None:
+            record = self._engine.job_def_manager.get_job(job, fl_ctx)
+        if record is None:
             return "the engine does not know the job"
-        status = str(found.meta.get(JobMetaKey.STATUS.value, ""))
+        status = str(record.meta.get(JobMetaKey.STATUS.value, ""))
         return status.removeprefix("FINISHED:").lower() if status.startswith("FINISHED") else ""
 
     def stop(self, job: str) -> None:

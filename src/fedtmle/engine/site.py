@@ -237,11 +237,11 @@ def _end_holder(handle: int) -> None:
         holder = msgspec.json.decode(os.pread(handle, 1000, 0), type=Process)
     except msgspec.MsgspecError:
         return
-    found = holder.find()
-    if found is not None and found.pid != os.getpid():
+    process = holder.find()
+    if process is not None and process.pid != os.getpid():
         _log.warning("the process for an earlier job of this run is still there; it is ended")
         with suppress(psutil.Error):
-            found.kill()
+            process.kill()
 
 
 def _no_silo() -> Silo:

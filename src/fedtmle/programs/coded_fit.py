@@ -37,13 +37,13 @@ from fedtmle.protocol.regression import FitCurvatureQuery, FitGradientQuery, Nea
 from fedtmle.protocol.sums import norm
 
 THETA = 2.0**-6  # rounding of the gradient as a share of its norm; see `FINER_THETA`
-FINER_THETA = 2.0**-9  # for at most `FEW` coordinates, whose curvature is soon known
-FEW = 8
+FINER_THETA = 2.0**-9  # for at most `FEW_COORDINATES` coordinates, whose curvature is soon known
+FEW_COORDINATES = 8
 FINEST = -46  # the exponent of the finest grid: sums of rows bounded by 1 have 50 bits
 LONGEST_STEP = 4.0  # longest step in u, the root mean square change of the linear predictor
 MAX_ROUNDS = 80
 CURVATURE_BITS = 6  # bits of the curvature relative to its mean; see `FINER_CURVATURE_BITS`
-FINER_CURVATURE_BITS = 12  # for at most `FEW` coordinates
+FINER_CURVATURE_BITS = 12  # for at most `FEW_COORDINATES` coordinates
 WORTH_CURVATURE = 2.0**-6  # ask for the curvature only if a step is longer than this
 FIRST_RATE = 2.0**-4  # share of the gradient that a step with a known curvature is expected to leave
 CURVATURE_ROUND = 3  # first round that may ask for a curvature that changes
@@ -163,7 +163,7 @@ def fit_coded(task: Task, u: Array, expected: float, curvature: Array) -> Flow[C
         may_ask = curvature_round is not None and number >= curvature_round
         asks = may_ask and previous_step > WORTH_CURVATURE
         if base is not None:
-            expected = base.rounding + rate * base.norm if task.dim <= FEW else base.size
+            expected = base.rounding + rate * base.norm if task.dim <= FEW_COORDINATES else base.size
         near = task.near(u, base)
         point, matrix = yield from _evaluate(task, u, expected, first, asks, near)
         if point is None:
@@ -207,7 +207,7 @@ def _evaluate(
 
     Each is None if it was not asked, or if a silo declined.
     """
-    theta = FINER_THETA if task.dim <= FEW else THETA
+    theta = FINER_THETA if task.dim <= FEW_COORDINATES else THETA
     exponent = max(math.frexp(theta * scale / math.sqrt(task.dim))[1] - 1, FINEST) if scale else FINEST
     eps = task.eps(u)
     gradient = FitGradientQuery(
@@ -227,7 +227,8 @@ def _evaluate(
             model=task.model,
             eps=eps,
             C=task.C,
-            exponent=math.frexp(first)[1] - (FINER_CURVATURE_BITS if task.dim <= FEW else CURVATURE_BITS),
+            exponent=math.frexp(first)[1]
+            - (FINER_CURVATURE_BITS if task.dim <= FEW_COORDINATES else CURVATURE_BITS),
             n=task.n,
             near=None if task.smoothness is None else Near(np.zeros(entries), task.smoothness),
             declinable=True,

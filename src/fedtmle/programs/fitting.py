@@ -24,7 +24,7 @@ from fedtmle.model.linear import cholesky, congruence, invert_lower, multiply, s
 from fedtmle.model.statistics import AbstractBoundedColumns
 from fedtmle.model.table import AnyTable, Table, over_batches
 from fedtmle.model.types import Array, IntArray, exponent
-from fedtmle.programs.coded_fit import CURVATURE_ROUND, FEW, LONGEST_STEP, Task, fit_coded
+from fedtmle.programs.coded_fit import CURVATURE_ROUND, FEW_COORDINATES, LONGEST_STEP, Task, fit_coded
 from fedtmle.programs.curvature import DesignColumns, Gram, ask_gram, covering
 from fedtmle.programs.nuisance import (
     Regression,
@@ -357,7 +357,7 @@ def _curvature_round(regression: Regression, family: Family, first: First, dim: 
     if family is not Family.GAUSSIAN:
         return CURVATURE_ROUND
     is_known = first.curvature is not None or _is_of_all(regression, first)
-    return None if is_known or dim > FEW else 1
+    return None if is_known or dim > FEW_COORDINATES else 1
 
 
 def _largest_bend(regression: Regression, family: Family) -> float | None:

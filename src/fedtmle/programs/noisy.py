@@ -239,14 +239,14 @@ def private_nuisances(study: Study, levels: Levels, n: int, silos: int) -> Flow[
     contrast = study.target.contrast()
     components = study.target.components(())
     identity = tuple(tuple(float(i == j) for j in range(len(components))) for i in range(len(components)))
-    found = PrivateFit(
+    private_fit = PrivateFit(
         population=population,
         fits=fits,
         combination=identity if contrast is None else (contrast,),
         n=n,
         is_binary=study.response == "binary",
     )
-    return found, spent
+    return private_fit, spent
 
 
 def known_bound(study: Study) -> float:

@@ -128,13 +128,13 @@ def _mean(
     share, first, second = sums
     of_share, of_first, of_second = (deviations / share).tolist()
     mean, scale = first / share, columns.radius**2
-    found = scale * (second / share - mean[:, None] * mean[None, :])
-    sampling = _floored(found, predicted)
+    observed = scale * (second / share - mean[:, None] * mean[None, :])
+    sampling = _floored(observed, predicted)
     # Noise may add to the second moment as well as take away. The variance without it is taken to be the
     # prediction where noise could explain the difference, so that a width is not compared with noise.
     error = scale * np.sqrt(of_second**2 + 4.0 * mean * mean * of_first**2)
     least = np.maximum(np.diag(predicted), LEAST_VARIANCE)
-    expected = np.minimum(np.diag(sampling), np.maximum(least, np.diag(found) - 2.0 * error))
+    expected = np.minimum(np.diag(sampling), np.maximum(least, np.diag(observed) - 2.0 * error))
     rows = share * n
     return _Mean(
         rows=rows,

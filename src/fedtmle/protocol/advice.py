@@ -12,7 +12,7 @@ import numpy as np
 
 from fedtmle.model.leverage import Pieces, RowSpace, heaviest_combination
 
-FEW = 10  # people in a column, below which it is called rare
+RARE_BELOW = 10  # people in a column
 SHARE = 0.5  # a column is named if its part in a combination is at least this share of the largest part
 MOST_NAMED = 4  # columns
 
@@ -45,10 +45,10 @@ def about_combination(names: Sequence[str] | None, pieces: Pieces, space: RowSpa
     parts, people = heaviest_combination(pieces, space)
     order = [int(j) for j in np.argsort(-parts, kind="stable") if parts[j] >= SHARE][:MOST_NAMED]
     named = [names[j] for j in order]
-    if len(order) == 1 and people[order[0]] >= FEW:
+    if len(order) == 1 and people[order[0]] >= RARE_BELOW:
         return f"One person is most of {_listed(named)}: {EXTREME.format(name=named[0])}."
-    if any(people[j] < FEW for j in order):
-        rare = [names[j] for j in order if people[j] < FEW]
+    if any(people[j] < RARE_BELOW for j in order):
+        rare = [names[j] for j in order if people[j] < RARE_BELOW]
         return f"One person dominates {_listed(rare)}: {RARE}."
     return f"One person is most of a combination of {_listed(named)}: {SEVERAL}."
 

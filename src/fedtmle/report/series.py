@@ -387,20 +387,20 @@ class FollowedShares:
 
 def adherence(document: Document) -> list[FollowedShares]:
     """Return who has followed each rule over time; none for other studies or without diagnostics."""
-    found = []
+    followed = []
     for each in document.get("adherence") or ():
         counted = zip(each["followers"], each["at_risk"], each["hidden_in"], strict=True)
         known = [
             (t, count / risk) for t, (count, risk, hidden) in enumerate(counted, 1) if risk and not hidden
         ]
-        found.append(
+        followed.append(
             FollowedShares(
                 rule=each["rule"],
                 periods=tuple(t for t, _ in known),
                 shares=tuple(share for _, share in known),
             )
         )
-    return found
+    return followed
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -173,10 +173,10 @@ class _Comparison:
 
     def e_values(self) -> Document:
         """Return the E-values, the risk ratio that they are computed from, and its origin in words."""
-        found = self._risk_ratio()
-        if found is None:
+        converted = self._risk_ratio()
+        if converted is None:
             return {"e_value": None, "e_value_interval": None, "risk_ratio": None, "conversion": None}
-        (ratio, low, high), conversion = found
+        (ratio, low, high), conversion = converted
         values = e_value(ratio, low, high)
         return {
             "e_value": _finite(values.estimate),

@@ -222,8 +222,8 @@ class Result:
             lines.append(f"  residual {self.residual:.3g} ({self.residual_kind})")
         if self.populations is not None:
             tested = self.populations
-            found = f"chi2 = {tested.statistic:.3g}, df = {tested.df}, p = {tested.p_value:.3g}"
-            lines.append(f"  one population of all silos: {found}")
+            test = f"chi2 = {tested.statistic:.3g}, df = {tested.df}, p = {tested.p_value:.3g}"
+            lines.append(f"  one population of all silos: {test}")
         lines.append(f"  n = {self.n}, {len(self.sizes)} silo(s), {self.rounds} rounds, {self.bits:,} bits")
         if self.certificate is not None and self.certificate.constants:  # the run was observed
             lines += ["", str(self.certificate)]

@@ -106,7 +106,7 @@ def review(file: StudyFile, home: Home) -> Approval:
     plan, study = file_plan(file), file.study
     view = preview(plan, home.file)
     findings, bits, unaudited = _audit(file, home, view.n_rows)
-    earlier, own = home.earlier(), plan.digest.hex()
+    earlier, this_plan = home.earlier(), plan.digest.hex()
     memory = home.memory(plan)
     sources = {column.source for column in memory.columns}
     named = {column.name: column.source for column in memory.columns}
@@ -151,7 +151,7 @@ def review(file: StudyFile, home: Home) -> Approval:
         risk=findings,
         unaudited=unaudited,
         bits=by_source,
-        spent=spent_bits({p: s for p, s in earlier.items() if p != own}, home.approvals.current()),
+        spent=spent_bits({p: s for p, s in earlier.items() if p != this_plan}, home.approvals.current()),
         budget=OwnersBudget.of(plan, earlier, policy),
         lowered=tuple(map(lowered_limit, policy.lowered)),
     )
@@ -231,11 +231,11 @@ def _audit(
     if home.file.stream or n_rows > MOST_AUDITED:
         return (), None, f"the table is streamed, or has more than {MOST_AUDITED:,} records"
     try:
-        found = risk(file, home.file.path).to_dict()["findings"]
+        findings = risk(file, home.file.path).to_dict()["findings"]
     except FedTMLEError as error:
         return (), None, str(error)
-    bits = {each["column"]: _bits(each) for each in found if each["attacker"] == Attacker.OTHERS.value}
-    return tuple(found), bits, ""
+    bits = {each["column"]: _bits(each) for each in findings if each["attacker"] == Attacker.OTHERS.value}
+    return tuple(findings), bits, ""
 
 
 def worst_findings(findings: Sequence[Document]) -> list[Document]:

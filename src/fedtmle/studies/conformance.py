@@ -68,9 +68,9 @@ def _plain(study: Study) -> Study:
     """Return the study with an intercept in the place of models that no single silo can fit."""
     simple = {role: GLM("1") for role, model in study.models.items() if not isinstance(model, GLM)}
     arguments: dict[str, Any] = {f"{role}_model": model for role, model in simple.items()}
-    own = {f"{role}_model" for role in study.target.own_models()}
-    target = replace(study.target, **{name: model for name, model in arguments.items() if name in own})
-    return replace(study, target=target, **{k: model for k, model in arguments.items() if k not in own})
+    of_target = {f"{role}_model" for role in study.target.own_models()}
+    target = replace(study.target, **{name: model for name, model in arguments.items() if name in of_target})
+    return replace(study, target=target, **{k: model for k, model in arguments.items() if k not in of_target})
 
 
 def synthetic_rows(schema: Schema, n: int = ROWS, seed: int = SEED) -> Table:

@@ -56,11 +56,11 @@ class OwnersBudget:
         if privacy is None:
             return None
         scopes = [each for digest, (_, each) in earlier.items() if digest != plan.digest.hex()]
-        own = str(privacy.taken)
+        privacy_taken = str(privacy.taken)
         return cls(
             study=privacy.owners_epsilon,
             before=epsilon_taken([each.zcdp for each in scopes]),
-            total=epsilon_taken([own, *(each.zcdp for each in scopes)]),
+            total=epsilon_taken([privacy_taken, *(each.zcdp for each in scopes)]),
             limit=policy.max_epsilon_total,
             exact=sum(not each.zcdp for each in scopes),
         )
@@ -114,8 +114,8 @@ class SiloMemory:
 
         ``bits`` is what `risk` found of each column, by default what the approval of the plan has.
         """
-        own = plan.digest.hex()
-        earlier = {digest: scope for digest, scope in self.earlier().items() if digest != own}
+        this_plan = plan.digest.hex()
+        earlier = {digest: scope for digest, scope in self.earlier().items() if digest != this_plan}
         columns = read_columns(plan, self.file)
         sources = frozenset(column.source for column in columns)
         alike = {digest: each for digest, each in earlier.items() if each[1].sources & sources}
@@ -194,21 +194,21 @@ class SiloMemory:
         today = self._digests(scope.columns) if scope.rows and not has_noise else None
         is_changed = today is not None and self.store.name(today) != scope.rows
         others = vouched - {scope.own}
-        own = scope.own + (f" {scope.rows}" if is_changed else "")
+        this_silo = scope.own + (f" {scope.rows}" if is_changed else "")
         totals = (
-            frozenset(others.intersection(group)) | ({own} if scope.own in group else set())
+            frozenset(others.intersection(group)) | ({this_silo} if scope.own in group else set())
             for group in scope.groups or (scope.roster,)
         )
         return [total for total in totals if total]
 
     def _spent(self, plan: Plan, earlier: Earlier, bits: Mapping[str, float] | None) -> Sequence[Conflict]:
         """Return a conflict if all studies together would disclose more of a column than the owner allows."""
-        limit, own = self.file.policy.max_bits, plan.digest.hex()
+        limit, this_plan = self.file.policy.max_bits, plan.digest.hex()
         if plan.program.privacy and self.file.policy.max_epsilon_total < Policy().max_epsilon_total:
             return ()  # noise is not audited in bits; it has a budget of its own
         decisions = self.decisions()
         if bits is None:
-            bits = decisions[own].bits if own in decisions else None
+            bits = decisions[this_plan].bits if this_plan in decisions else None
         if bits is None and limit >= Policy().max_bits:
             return ()
         if bits is None:

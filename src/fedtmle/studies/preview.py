@@ -183,8 +183,8 @@ def _obstacles(plan: Plan, file: SiloFile) -> tuple[str, ...]:
     if not isinstance(table, Table):
         return ()
     policies = {file.name: replace(file.policy, min_silos=0)}
-    found = obstacles(study, {file.name: table}, policies, groups=plan.look_groups)
-    return tuple(defect.text for defect in found if defect.silo is not None)
+    defects = obstacles(study, {file.name: table}, policies, groups=plan.look_groups)
+    return tuple(defect.text for defect in defects if defect.silo is not None)
 
 
 def _limits(

@@ -29,11 +29,10 @@ from fedtmle.programs.study import Study
 from fedtmle.protocol.noisy import NoisySums
 from fedtmle.runtime.rows import LocalRows
 from fedtmle.studyfile.schema import schema_of
-from fedtmle.targets.effects.noisy import GramColumns
 
 POPULATION = 4096  # records that stand for n people
 SMALLEST = 100  # records that a plan can be made for
-LEAST, LARGEST = 1_000, 10**8  # between which the smallest useful n is sought
+SMALLEST_N, LARGEST_N = 1_000, 10**8  # between which the smallest useful n is sought
 DEVIATIONS = 6.0  # standard deviations that a number's range is assumed to span
 BINARY_MEAN, NUMBER_MEAN = 0.3, 0.5  # mean outcome on the unit scale, unless it is given
 SEED = 20
@@ -192,11 +191,11 @@ class PrivacyPlan:
 
     def smallest_n(self, epsilon: float | None = None) -> int | None:
         """Return the smallest n from 1,000, to two digits, whose interval is promised; None if none is."""
-        if self.cost(LARGEST, epsilon).limits:
+        if self.cost(LARGEST_N, epsilon).limits:
             return None
-        if not self.cost(LEAST, epsilon).limits:
-            return LEAST
-        low, high = math.log(LEAST), math.log(LARGEST)
+        if not self.cost(SMALLEST_N, epsilon).limits:
+            return SMALLEST_N
+        low, high = math.log(SMALLEST_N), math.log(LARGEST_N)
         while high - low > 0.02:
             middle = (low + high) / 2
             if self.cost(round(math.exp(middle)), epsilon).limits:
@@ -213,27 +212,26 @@ class PrivacyPlan:
     def _account(self, n: int, privacy: Privacy) -> PrivacyAccount:
         flow = self._program(privacy).flow(n)
         query = next(flow)
+        sums = self._gram
         while isinstance(query, NoisySums):
+            units = tuple(unit * n // POPULATION for unit in sums.units)
             try:
-                query = flow.send(self._sums(query, n))
+                query = flow.send(Sums(units, sums.shifts))
             except StopIteration as stop:
                 details = stop.value.details
                 if isinstance(details, StudyDetails) and details.privacy is not None:
                     return details.privacy
+            else:
+                sums = query.answer(self._records)
         raise AssertionError("a study with privacy asks for noisy sums and returns an account")
 
-    def _sums(self, query: NoisySums, n: int) -> Sums:
-        """Return the sums over n people, without noise."""
-        is_gram = isinstance(query.columns, GramColumns)
-        found = self._gram(query) if is_gram else query.answer(self._records)
-        return Sums(tuple(unit * n // POPULATION for unit in found.units), found.shifts)
-
-    def _gram(self, query: NoisySums) -> Sums:
-        """Return the sums of the first round, which are the same for every budget."""
-        if "gram" not in self.__dict__:
-            self.__dict__["gram"] = query.answer(self._records)
-        found: Sums = self.__dict__["gram"]
-        return found
+    @cached_property
+    def _gram(self) -> Sums:
+        """The sums of the first round over the records, without noise; they are the same for every budget."""
+        first = next(self._program(self.privacy).flow(POPULATION))
+        if not isinstance(first, NoisySums):
+            raise TypeError("a study with privacy begins with noisy sums")
+        return first.answer(self._records)
 
     @cached_property
     def _records(self) -> LocalRows:

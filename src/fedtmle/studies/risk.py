@@ -318,8 +318,8 @@ def _periods(follow_up: FollowUp, table: Table) -> Discrete[Table]:
 
     def assign(rows: Table, k: int) -> Table:
         begun = 0.0 if follow_up.entry is None else rows.numeric[follow_up.entry]
-        own = rows.numeric[follow_up.time]  # within its period, or beyond the grid, the time stays as it is
-        return rows.with_numeric(follow_up.time, np.where(truth == k, own, begun + follow_up.edges[k]))
+        exact = rows.numeric[follow_up.time]  # within its period, or beyond the grid, the time stays as it is
+        return rows.with_numeric(follow_up.time, np.where(truth == k, exact, begun + follow_up.edges[k]))
 
     levels = tuple(float(k + 1) for k in range(follow_up.periods))
     return Discrete(name=follow_up.time, levels=levels, truth=truth, assign=assign)

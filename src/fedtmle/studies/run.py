@@ -134,8 +134,8 @@ def _loaded(study: Study, silos: Mapping[str, object]) -> tuple[dict[str, AnyTab
 
 def _keeper(plan: Plan, file: SiloFile | None, policy: Policy | None, *, release: bool) -> Keeper:
     """Return what guards a silo's rows: the policy of its silo file, in one's own session too."""
-    own = replace(policy or session_policy(), release=release) if file is None else file.policy
-    return Keeper(policy=own, limit=disclosure_limit(plan, file), examines=examine_target)
+    guarding = replace(policy or session_policy(), release=release) if file is None else file.policy
+    return Keeper(policy=guarding, limit=disclosure_limit(plan, file), examines=examine_target)
 
 
 def pooled_rows(study: Study, tables: Mapping[str, Table]) -> Table:

@@ -236,9 +236,9 @@ def _obstacles(file: StudyFile, tables: Mapping[str, Table]) -> list[Defect]:
     policies = {name: policy_of(source) or session_policy() for name, source in file.silos.items()}
     study = study_here(file)
     groups = LookGroups.of(file.silos, file.colluders) if study.aggregation == "masked" else LookGroups()
-    found = obstacles(study, tables, policies, groups=groups)
-    if found or sum(table.n_rows for table in tables.values()) > MOST_REHEARSED:
-        return found
+    defects = obstacles(study, tables, policies, groups=groups)
+    if defects or sum(table.n_rows for table in tables.values()) > MOST_REHEARSED:
+        return defects
     try:
         with catch_warnings():
             simplefilter("ignore", WriteAccessWarning)  # `validate` has noted it

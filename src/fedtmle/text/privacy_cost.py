@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from statistics import NormalDist
 
 from fedtmle.layout import aligned, wrapped
-from fedtmle.studies.privacy_cost import LEAST, PrivacyCost, PrivacyPlan
+from fedtmle.studies.privacy_cost import SMALLEST_N, PrivacyCost, PrivacyPlan
 
 SIZES = (1_000, 3_000, 10_000, 30_000, 100_000, 300_000, 1_000_000)
 
@@ -40,8 +40,8 @@ def render(plan: PrivacyPlan, table: Sequence[Sequence[PrivacyCost]], smallest: 
         rows.append([f"{line[0].n:,}", *cells, f"{z * max(line[-1].without_noise):.2g}"])
     if smallest is None:
         useful = f"Epsilon = {privacy.epsilon:g} is not useful for this study at any n."
-    elif smallest <= LEAST:
-        useful = f"Epsilon = {privacy.epsilon:g} is useful from n = {LEAST:,} or fewer."
+    elif smallest <= SMALLEST_N:
+        useful = f"Epsilon = {privacy.epsilon:g} is useful from n = {SMALLEST_N:,} or fewer."
     else:
         useful = f"Epsilon = {privacy.epsilon:g} is not useful below n = {smallest:,}."
     mean, _ = plan.outcome

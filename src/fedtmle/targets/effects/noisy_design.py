@@ -123,14 +123,14 @@ class PrivateDesign:
 
     def scaled(self, table: Table) -> Array:
         """Return the covariates, clipped to their ranges and scaled to [-1, 1]; shape (p, N)."""
-        found = np.empty((len(self.covariates), table.n_rows))
+        clipped = np.empty((len(self.covariates), table.n_rows))
         for role, model in self.models.items():
             places = [(k, j) for k, (first, j) in enumerate(self.covariates) if first == role]
             if places:
                 raw = design(model.formula, table, model.levels)
                 for k, j in places:
-                    found[k] = np.clip((raw[j] - model.centres[j]) / model.halves[j], -1.0, 1.0)
-        return found
+                    clipped[k] = np.clip((raw[j] - model.centres[j]) / model.halves[j], -1.0, 1.0)
+        return clipped
 
     def arm(self, table: Table) -> Array:
         """Return the arm as -1 or 1."""
@@ -199,19 +199,19 @@ def private_design(
             places=tuple(places),
             treated=treated,
         )
-    found = PrivateDesign(
+    private = PrivateDesign(
         columns=columns,
         models=models,
         covariates=tuple(covariates),
         squared_radius=square,
         strata=strata,
     )
-    if found.stratum_places.count(None) > 1:
+    if private.stratum_places.count(None) > 1:
         raise InputError(
             f"strata: with privacy '{columns.strata}' must be in a model by itself; add C({columns.strata}) "
             "to the outcome model's formula"
         )
-    return found
+    return private
 
 
 def _is_indicator(part: DesignPart, ranges: Ranges) -> bool:
