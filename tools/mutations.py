@@ -181,8 +181,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         ),
         (
             "the columns of other models are forgotten",
-            "self._designs.add(point.model, submodel, self._allowed),",
-            "0.0 * self._designs.add(point.model, submodel, self._allowed),",
+            "if not self._designs.add(point.model, submodel, self._allowed) <=",
+            "if not 0.0 * self._designs.add(point.model, submodel, self._allowed) <=",
         ),
         ("predictions are not judged", "shares.max(initial=0.0)", "shares.min(initial=0.0)"),
         (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, cast
@@ -201,6 +202,9 @@ def test_a_look_lasts_less_long_if_few_people_have_a_column(
         assert gram.holds_at(inside)
         assert not gram.holds_at(outside)
         assert subject.shrunk(inside) < largest_factor
+        for far in (1.001, 20.0):  # no bound is known there, although the formulas have a value
+            beyond = Evaluation(model, None, np.array([part * NEAR[family] * far, 0.0]))
+            assert subject.shrunk(beyond) == math.inf
 
 
 def one_with(silos: dict[str, Any], *, others: int, at: int | None = None) -> dict[str, Any]:
