@@ -365,7 +365,7 @@ MUTATIONS: tuple[Mutation, ...] = (
             "return (2 * self.reach).bit_length() - 1",
         ),
         ("totals beyond their bound", "if offset > 2 * self.reach:", "if offset > 4 * self.reach:"),
-        ("the check is not compared", "if self.pack(found).check != whole.check:", "if False:"),
+        ("the check is not compared", "if self.pack(totals).check != whole.check:", "if False:"),
         ("the check forgets the order", "factor = factor * FACTOR % PRIME", "factor = FACTOR"),
         (
             "a carry leaves its lane",

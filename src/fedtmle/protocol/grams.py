@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import islice
 from typing import NamedTuple, final
 
@@ -275,18 +276,19 @@ class LookQuery(AbstractLook):
             rows = piece.rows / each.subject.largest[:, None]
             rows /= np.maximum(np.abs(rows).max(axis=0, initial=0.0), 1.0)
             total += column_sums(rows, exponents, what="row of a look", terms=upper)
-        image = congruence(each.C, unpack(total.values(), each.dim))
-        return (round(math.ldexp(float(image[j, k]), -self._unit(each))) for j, k in upper)
+        image, unit = congruence(each.C, unpack(total.values(), each.dim)).tolist(), self._unit(each)
+        return (round(math.ldexp(image[j][k], -unit)) for j, k in upper)
 
-    @property
+    @cached_property
     def lanes(self) -> tuple[Lane, ...]:
         return tuple(lane for each in self.asked for lane in self._lanes(each))
 
     def _lanes(self, each: Asked) -> Iterator[Lane]:
         reach = [math.fsum(map(abs, row)) for row in each.C.tolist()]
         most = math.ldexp(self.n * each.subject.facts.periods * (1.0 + 2.0**-20), -self._unit(each))
+        silos = self._silos
         for j, k in upper_pairs(each.dim):
-            yield Lane(math.ceil(most * reach[j] * reach[k]) + self._silos)
+            yield Lane(math.ceil(most * reach[j] * reach[k]) + silos)
 
     def grams(self, pooled: Integers) -> list[PooledGram]:
         """Return the pooled matrix of each subject, from the totals."""

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from typing import final
@@ -76,25 +76,36 @@ class Packing:
     lanes: tuple[Lane, ...]
 
     @cached_property
+    def _widths(self) -> tuple[int, ...]:
+        return tuple(lane.width for lane in self.lanes)
+
+    @cached_property
     def bits(self) -> int:
         """The length of all lanes, without the check."""
-        return sum(lane.width for lane in self.lanes)
+        return sum(self._widths)
 
     @cached_property
     def _tops(self) -> int:
         """The highest bit of each lane."""
-        return reduce(lambda packed, lane: packed << lane.width | 1 << lane.width >> 1, self.lanes, 0)
+        return self._joined([1 << width >> 1 for width in self._widths])
 
     @cached_property
     def _ones(self) -> int:
         """The lowest bit of each lane."""
-        return reduce(lambda packed, lane: packed << lane.width | (lane.width > 0), self.lanes, 0)
+        return self._joined([width > 0 for width in self._widths])
+
+    def _joined(self, residues: Iterable[int]) -> int:
+        """Return residues side by side in one integer."""
+        packed = 0
+        for width, residue in zip(self._widths, residues, strict=True):
+            packed = packed << width | residue
+        return packed
 
     def pack(self, values: Sequence[int]) -> Masked:
         """Return integers of any size, each modulo 2^width, and their check; nothing is masked."""
         packed, check, factor = 0, 0, 1
-        for lane, value in zip(self.lanes, values, strict=True):
-            packed = packed << lane.width | value & ((1 << lane.width) - 1)
+        for width, value in zip(self._widths, values, strict=True):
+            packed = packed << width | value & ((1 << width) - 1)
             factor = factor * FACTOR % PRIME
             check += factor * value
         return Masked(packed, check % PRIME)
@@ -112,13 +123,13 @@ class Packing:
     def totals(self, sums: Sequence[Masked]) -> tuple[int, ...]:
         """Return the total of each lane from what all silos sent, or raise `DecodeError`."""
         whole = reduce(self.add, sums)
-        at, found = self.bits, []
-        for lane in self.lanes:
-            at -= lane.width
-            found.append(lane.total(whole.packed >> at & ((1 << lane.width) - 1)))
-        if self.pack(found).check != whole.check:
+        digits, at, totals = f"{whole.packed:0{self.bits}b}", 0, []
+        for lane, width in zip(self.lanes, self._widths, strict=True):
+            totals.append(lane.total(int(digits[at : at + width] or "0", 2)))
+            at += width
+        if self.pack(totals).check != whole.check:
             raise DecodeError(OUT_OF_STEP)
-        return tuple(found)
+        return tuple(totals)
 
     def write(self, value: Masked, out: BitWriter) -> None:
         """Append the lanes and the check."""
