@@ -37,7 +37,8 @@ variables = ft.Variables(
 )
 
 # %%
-# ``C(silo)`` in a formula is the hospital itself. Without it the study warns that the hospitals differ.
+# ``C(silo)`` in a formula is the hospital itself: each fits an intercept of its own and keeps it. Without it
+# the study warns that the hospitals differ.
 study = ft.Study(
     target=ft.ATE(outcome="sbp", treatment="treated"),
     outcome_model=ft.GLM("treated + age + C(silo)"),

@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pytest
 
 import fedtmle as ft
 from fedtmle.data.silofile import ColumnMap, LongTable
 from fedtmle.initial.glm import GLMModel
+from fedtmle.initial.own import ProfiledModel
 from fedtmle.model.exact import Sums
 from fedtmle.programs.imputation import ResidualColumns
 from fedtmle.protocol.messages import Reason
@@ -38,7 +40,8 @@ def sums_of(server: Server, answer: Any, kind: type) -> list[tuple[Any, np.ndarr
     found = []
     for member, part in zip(server.query.members, server.query.split(answer), strict=True):
         query = inner(member)
-        model = query.problem if isinstance(query, SumsQuery) else None
+        asked = query.problem if isinstance(query, SumsQuery) else None
+        model = asked.whole if isinstance(asked, ProfiledModel) else asked
         if isinstance(model, GLMModel) and isinstance(model.response, kind):
             found.append((query, part.values()))
     return found
@@ -426,12 +429,16 @@ class SaidToBeAbsent(AbstractStudyAttack):
 
 
 class OwnIntercept(AbstractCombination):
-    """Has an intercept of each silo in a model, so that the total of a column is one silo's own sum."""
+    """Has an intercept of each silo in a model, whose column would have one silo's own sum for its total."""
 
     yields = "the silo's own number of people and of those treated, exactly"
     formula = "w + C(silo)"
     only_masked = True
     keys = ()
+
+    def disarm(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Have a column for each silo."""
+        monkeypatch.setattr("fedtmle.programs.nuisance.own_formula", lambda *_: None)
 
     def run(self, victim: Victim) -> tuple[float, float]:
         server, answer = self.server(victim)
@@ -439,13 +446,19 @@ class OwnIntercept(AbstractCombination):
         ((query, sums),) = sums_of(server, answer, ArmResponse)
         names, scales = list(query.problem.design_names), np.exp2(np.array(query.problem.scales))
         dim = len(names)
-        own = np.array([(name == "1") - ("silo" in name) for name in names])  # all less the other silos
+        own = np.array([(name == "1") - (name.startswith("C(silo)")) for name in names])  # all but the others
         first = sums[dim : 2 * dim] * scales * scales[0]  # the Hessian's first row: a quarter of each count
         people = 4.0 * float(own @ first)
         return people, people / 2 - float(own @ (sums[:dim] * scales))
 
     def works(self, learned: tuple[float, float]) -> bool:
         return bool(np.abs(np.array(learned) - (60, self.columns()["a"].sum())).max() < 1e-6)
+
+
+class OwnSlope(OwnIntercept):
+    """Has a slope of each silo in a model, so that the total of a column is one silo's own sum."""
+
+    formula = "w*C(silo)"
 
 
 ATTACKS: tuple[AbstractAttack, ...] = (
@@ -459,4 +472,5 @@ ATTACKS: tuple[AbstractAttack, ...] = (
     DayOfBirth(),
     SaidToBeAbsent(),
 )
-WORKING: tuple[AbstractAttack, ...] = (LoneEvent(), OwnIntercept())
+HIDDEN: tuple[AbstractAttack, ...] = (OwnIntercept(),)  # nothing of one silo is asked for
+WORKING: tuple[AbstractAttack, ...] = (LoneEvent(), OwnSlope())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from contextlib import closing
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 from fedtmle.runtime.ledger import read
 from tests.attacks import batches, combinations, invented, masked, over_time, protocol, small, steering
 from tests.attacks.base import AbstractAttack
-from tests.attacks.settings import RefusedBySiloError
+from tests.attacks.settings import RefusedBySiloError, Setting
 
 ATTACKS: dict[str, AbstractAttack] = {
     type(attack).__name__: attack
@@ -20,6 +21,7 @@ ATTACKS: dict[str, AbstractAttack] = {
 WORKING: dict[str, AbstractAttack] = {
     type(attack).__name__: attack for attack in (*invented.WORKING, *over_time.WORKING)
 }
+HIDDEN: dict[str, AbstractAttack] = {type(attack).__name__: attack for attack in over_time.HIDDEN}
 BY_POLICY = {name: attack for name, attack in ATTACKS.items() if attack.keys}
 BY_PROTOCOL = {name: attack for name, attack in ATTACKS.items() if not attack.keys}
 EACH_KEY = [(name, key) for name, attack in BY_POLICY.items() for key in attack.keys]
@@ -50,6 +52,20 @@ def test_a_guarded_silo_refuses_it(attack: AbstractAttack, tmp_path: Path) -> No
     assert last["reason"] == attack.reason.name.lower()
     if attack.keys:
         assert last["key"] in attack.keys
+
+
+@pytest.mark.parametrize("setting", [Setting.MASKED, Setting.COLLUDING])
+@pytest.mark.parametrize("name", HIDDEN)
+def test_what_is_not_asked_for_is_not_learned(
+    name: str, setting: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither guarded nor unguarded; if it were asked for, a guarded silo would answer."""
+    attack = copy.copy(HIDDEN[name])
+    attack.setting = setting
+    for keeper in (attack.open_keeper(), attack.keeper(attack.guarded())):
+        assert not attack.works(attack.run(attack.victim(keeper)))
+    attack.disarm(monkeypatch)
+    assert attack.works(attack.run(attack.victim(attack.keeper(attack.guarded()))))
 
 
 @pytest.mark.parametrize("name", BY_POLICY)

@@ -14,6 +14,7 @@ from fedtmle.runtime.keeper import Keeper
 from tests.attacks.base import AbstractAttack
 from tests.attacks.settings import RefusedBySiloError, Setting
 from tests.attacks.test_attacks import ATTACKS, WORKING
+from tests.attacks.test_attacks import HIDDEN as HIDDEN_ATTACKS
 
 PAGE = Path(__file__).parents[2] / "docs" / "threats.md"
 START, STOP = "<!-- attacks -->\n", "<!-- end of attacks -->\n"
@@ -66,7 +67,7 @@ def table() -> str:
         f"| attack | what the server does | what it would get | {settings} |",
         "|---|---|---|---|---|---|",
     ]
-    for name, attack in (ATTACKS | WORKING).items():
+    for name, attack in (ATTACKS | HIDDEN_ATTACKS | WORKING).items():
         does = (type(attack).__doc__ or "").strip().splitlines()[0].removesuffix(".")
         cells = " | ".join(cell(attack, setting) for setting in Setting)
         lines.append(f"| {words(name)} | {does} | {attack.yields} | {cells} |")

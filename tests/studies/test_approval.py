@@ -174,15 +174,21 @@ def masked(folder: Path, silos: int, plan: str = "", *changes: tuple[str, str]) 
 
 
 @pytest.mark.parametrize(
-    ("silos", "terms", "is_told"), [(3, "", False), (2, " + C(silo)", False), (3, " + C(silo)", True)]
+    ("silos", "terms", "is_told"),
+    [
+        (3, "", False),
+        (2, " + C(programme):C(silo)", False),
+        (3, " + C(silo)", False),
+        (3, " + C(programme):C(silo)", True),
+    ],
 )
-def test_an_intercept_of_each_silo_is_pointed_out_under_masks(
+def test_columns_of_one_silo_are_pointed_out_under_masks(
     folder: Path, silos: int, terms: str, is_told: bool
 ) -> None:
     """With two silos the study is open."""
     file = masked(folder, silos, "", ('"C(programme) + sbp_0', f'"C(programme){terms} + sbp_0'))
     shown = " ".join(render(review(file, Home.of(folder / "north.toml"))).split())
-    assert ("LOOK: A formula has C(silo)." in shown) is is_told
+    assert ("LOOK: A model has columns of C(silo)." in shown) is is_told
     warned = [each.message for each in validate(file.path).warnings]
     assert any("C(silo): the total of a column" in message for message in warned) is is_told
 

@@ -59,7 +59,7 @@ def study(terms: str = " + C(silo)", **options: Any) -> ft.Study:
 def test_the_silo_is_what_a_column_of_the_same_values_would_be() -> None:
     data = hospitals()
     silo, site, neither = (ft.run(study(terms), data).table() for terms in (" + C(silo)", " + C(site)", ""))
-    pd.testing.assert_frame_equal(silo, site, rtol=1e-12)
+    pd.testing.assert_frame_equal(silo, site, rtol=1e-9)  # one is profiled, the other has indicators
     assert silo["conf_low"][0] < 0 < silo["conf_high"][0]
     assert neither["estimate"][0] > 0.1
     assert neither["p_value"][0] < 1e-3
@@ -80,8 +80,8 @@ def test_the_reference_changes_no_estimate_and_folds_stay_the_same() -> None:
     plain = ft.run(study(folds=2), data).table()["estimate"]
     turned = ft.run(study(' + C(silo, ref="east")', folds=2), data).table()["estimate"]
     column = ft.run(study(" + C(site)", folds=2), data).table()["estimate"]
-    np.testing.assert_allclose(plain, turned, rtol=1e-8)
-    np.testing.assert_allclose(plain, column, rtol=1e-12)
+    np.testing.assert_array_equal(plain, turned)  # an intercept of each silo's own has no reference
+    np.testing.assert_allclose(plain, column, rtol=1e-9)
 
 
 def write(folder: Path, data: dict[str, pd.DataFrame], *, stream: bool = False) -> Path:
@@ -118,8 +118,13 @@ def test_a_study_file_needs_no_column(tmp_path: Path, stream: bool) -> None:
     data = hospitals()
     file = read_study(write(tmp_path, data, stream=stream))
     result = ft.run(file.study, file.silos)
-    expected = ft.run(study(" + C(site)", algorithm=ft.Coded()), data).table()
-    np.testing.assert_allclose(result.table()["estimate"], expected["estimate"], rtol=1e-12)
+    silo, site = (
+        ft.run(study(terms, algorithm=ft.Coded()), data).table() for terms in (" + C(silo)", " + C(site)")
+    )
+    np.testing.assert_array_equal(result.table()["estimate"], silo["estimate"])
+    # Coded fits stop within a small share of a standard error of the pooled fit.
+    apart = abs(silo["estimate"] - site["estimate"]) / site["std_error"]
+    assert apart[0] < 1e-5
     table = load(file.silos["south"], schema_of(file.study), silo="south")
     assert isinstance(table, StreamedTable if stream else Table)
     placed = file_plan(file).program.at("south", table)

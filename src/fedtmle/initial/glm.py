@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, TypeVar, final
 
@@ -34,7 +34,7 @@ from fedtmle.model.table import (
     Table,
     people_blocks,
 )
-from fedtmle.model.types import Array, IntArray, RowBound, exponent, is_one
+from fedtmle.model.types import Array, IntArray, RowBound, Scaled, exponent, is_one
 
 Result = TypeVar("Result")
 Levels = Mapping[str, tuple[str, ...]]
@@ -57,12 +57,12 @@ class GLM:
     formula
         The right-hand side, such as ``"age + C(sex)"``. ``C(x)`` is a factor, ``I(...)`` arithmetic,
         ``a*b`` main effects and interaction, ``spline(x, knots=[...])`` a natural cubic spline, and
-        ``C(silo)`` the silo itself.
+        ``C(silo)`` the silo itself: by itself, an intercept that each silo fits and keeps.
     family
         "binomial", "gaussian" or "poisson". "auto" is binomial for a binary response, poisson for a count
         and else gaussian.
     ridge
-        The penalty on the squared coefficients of the scaled columns. The intercept is not penalised.
+        The penalty on the squared coefficients of the scaled columns. No intercept is penalised.
 
     Raises
     ------
@@ -308,10 +308,25 @@ class GLMModel(AbstractRegressionModel):
         return RowBound(gradient=exponent(slope * most), curvature=exponent(bend * most))
 
 
+class AbstractOwnIntercept(ABC):
+    """An intercept that each silo fits for itself and keeps (`initial.own`)."""
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """The column in which a silo's table has it, once its rows are seen through `programs.own`."""
+
+    @abstractmethod
+    def of(self, rows: AnyTable) -> float:
+        """Return the intercept of the silo whose rows these are: all of them, as they are."""
+
+
 @final
 @dataclass(frozen=True, kw_only=True)
 class FittedGLM:
     """A fitted GLM: coefficients in the order of the formula's columns.
+
+    With an intercept of each silo's ``own``, that of the coefficients is 0.
 
     A coded fit is near the pooled one: ``error`` bounds the root mean square of the difference of their
     linear predictors, in units of 1 (logistic) or 1/16 of the response's scale, and ``bits`` is the length
@@ -324,6 +339,7 @@ class FittedGLM:
     coefficients: tuple[float, ...]
     error: float = 0.0
     bits: int | None = None
+    own: AbstractOwnIntercept | None = None
 
     def predict(self, table: Table) -> Array:
         """Return the mean of the response, shape (N,): the same bits in any partition."""
@@ -341,7 +357,38 @@ class FittedGLM:
     def _mean(self, table: Table) -> Array:
         zeros = [0] * len(self.coefficients)
         X = scaled_design(self.formula, table, self.levels, zeros)
-        return kernels.glm_means(kernels.glm_rows(self.family, X), np.array(self.coefficients))
+        if self.own is None:
+            return kernels.glm_means(kernels.glm_rows(self.family, X), np.array(self.coefficients))
+        own = table.numeric[self.own.name]  # in place of the column of ones, the first one
+        with_own = Scaled((own, *X.columns[1:]), X.factors)
+        return kernels.glm_means(
+            kernels.glm_rows(self.family, with_own), np.array((1.0, *self.coefficients[1:]))
+        )
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class OffsetResponse(AbstractResponse):
+    """Another response, with the linear predictor of a model that is near the fit as offset."""
+
+    response: AbstractResponse
+    offset_model: FittedGLM
+
+    @property
+    def periods(self) -> int:
+        return self.response.periods
+
+    def mark(self, table: Table) -> Table:
+        return self.response.mark(table)
+
+    def expand(self, table: Table) -> tuple[Table, IntArray]:
+        return self.response.expand(table)
+
+    def of(self, table: Table) -> tuple[Array, Array]:
+        return self.response.of(table)
+
+    def offset(self, table: Table) -> Array:
+        return replace(self.offset_model, family=Family.GAUSSIAN).predict(table)
 
 
 @final

@@ -71,6 +71,10 @@ class AbstractSubmodel(ABC):
     def disclosed_rows(self, eps: Array, part: Part = Part.GRADIENT) -> Iterator[PersonRows]:
         """Yield the rows of consecutive people: w s X, or sqrt(w rho'') X, the root of a row's Hessian."""
 
+    def counted_rows(self, eps: Array, part: Part = Part.GRADIENT) -> Iterator[PersonRows]:
+        """Yield rows that are zero where a person does not have a column; by default `disclosed_rows`."""
+        return self.disclosed_rows(eps, part)
+
     @abstractmethod
     def look(
         self, eps: Array, part: Part = Part.GRADIENT, *, enough: float = 0.0, space: RowSpace | None = None

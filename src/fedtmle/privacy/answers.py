@@ -171,16 +171,21 @@ def _derivatives(term: Derivatives, local: Local, submodels: Submodels) -> _Eval
     def chosen(values: Array) -> Array:
         return values if counts is None else values * counts
 
-    def terms(rows: object) -> Array:
-        return chosen(row_terms(submodels.submodel(term.model, term.law, rows), term.eps, term.parts))
+    chart = submodels.chart(term.model)
 
-    if submodels.chart(term.model).is_numeric:
+    def terms(rows: object) -> Array:
+        lift = chart.lift(term.eps, term.parts, rows)
+        shares = row_terms(submodels.submodel(term.model, term.law, rows), lift.eps, term.parts)
+        return chosen(lift.mixed(shares))
+
+    if chart.is_numeric:
         return _numeric(terms)
 
     def tangents(rows: object, name: str) -> Array:
         submodel = submodels.submodel(term.model, term.law, rows)
         tangent = submodels.tangent(term.model, term.law, rows, name)
-        return chosen(row_tangents(submodel, term.eps, term.parts, tangent))
+        lift = chart.lift(term.eps, term.parts, rows)
+        return chosen(lift.mixed(row_tangents(submodel, lift.eps, term.parts, tangent)))
 
     return _Evaluated(terms=terms, tangents=tangents)
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import singledispatch
-from typing import Any, Generic, TypeAlias, final
+from typing import Any, Generic, NamedTuple, TypeAlias, final
 
 import numpy as np
 
@@ -165,6 +165,16 @@ def _third(family: Family, eta: Array) -> Array:
     return kernels.exp(eta) if family is Family.POISSON else np.zeros_like(eta)
 
 
+class Lift(NamedTuple):
+    """A point of the submodel, and a matrix by which its rows' shares give those in the sums; None: as is."""
+
+    eps: Array
+    mix: Array | None = None
+
+    def mixed(self, shares: Array) -> Array:
+        return shares if self.mix is None else np.asarray(self.mix @ shares)
+
+
 class AbstractChart(ABC, Generic[Law, Rows]):
     """How the sums over a target's rows move with the continuous coordinates of each row's record."""
 
@@ -181,6 +191,10 @@ class AbstractChart(ABC, Generic[Law, Rows]):
     @abstractmethod
     def submodel(self, law: Law, rows: Rows) -> AbstractRowsSubmodel:
         """Return the submodel of these rows at the law."""
+
+    def lift(self, eps: Array, parts: Part, rows: Rows) -> Lift:  # noqa: ARG002 - for profiled models
+        """Return where the rows of the submodel are evaluated for sums at eps, and how the sums mix them."""
+        return Lift(eps)
 
     @abstractmethod
     def submodel_tangent(self, law: Law, rows: Rows, name: str) -> Tangent | tuple[Tangent, ...]:

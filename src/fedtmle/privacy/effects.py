@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import final
 
 import numpy as np
 
 from fedtmle.errors import InputError
 from fedtmle.initial.glm import GLMModel
+from fedtmle.initial.own import ProfiledModel
 from fedtmle.initial.tangent import design_tangent, prediction_tangent
 from fedtmle.model.blocks import Blocks
 from fedtmle.model.submodel import GeneralisedLinear
 from fedtmle.model.table import Table
-from fedtmle.model.types import Array, Codes, IntArray
-from fedtmle.privacy.charts import AbstractChart, Tangent, chart_of
+from fedtmle.model.types import Array, Codes, IntArray, Part, packed_size, unpack, upper_pairs
+from fedtmle.privacy.charts import AbstractChart, Lift, Tangent, chart_of
 from fedtmle.privacy.time import PersonPeriodChart
 from fedtmle.targets.effects.moments import ClosingLayout, MomentColumns
 from fedtmle.targets.effects.prepare import Q_MARGIN, Preparation
@@ -204,6 +205,54 @@ class EffectChart(AbstractChart[EffectLaw, Table]):
         parts[place[here], :d, here] = u[:, here].T
         parts[place[here], d : 2 * d, here] = t[:, here].T
         return np.concatenate([columns, parts.reshape(spanning * width, rows.n_rows)])
+
+
+@final
+@dataclass(frozen=True)
+class ProfiledChart(AbstractChart[None, Table]):
+    """The chart of a regression with an intercept of the silo's own.
+
+    The intercept a moves with every row: da = -d(w s)_i / H_aa for a change of row i's slope s, so that the
+    row's share in a gradient is w s (x - c), c = H_ba / H_aa, and in a curvature w rho'' (x - c)(x - c)^T,
+    to first order. Both a and c are those of the first rows that are asked for, which are the silo's.
+    """
+
+    model: ProfiledModel
+    _known: dict[bytes, tuple[Array, Array]] = field(default_factory=dict, compare=False)
+
+    def submodel(self, law: None, rows: Table) -> GeneralisedLinear:
+        return RegressionChart(self.model.whole).submodel(law, rows)
+
+    def submodel_tangent(self, law: None, rows: Table, name: str) -> Tangent:
+        return RegressionChart(self.model.whole).submodel_tangent(law, rows, name)
+
+    def lift(self, eps: Array, parts: Part, rows: Table) -> Lift:
+        key = eps.tobytes()
+        if key not in self._known:
+            point = np.concatenate([[self.model.intercept(eps, rows)], eps])
+            size = len(point)
+            sums = self.model.whole.design(rows).sums(point, Part.HESSIAN)
+            hessian = unpack(sums.values(rows.n_rows), size)
+            slope = hessian[1:, 0] / hessian[0, 0] if hessian[0, 0] > 0 else np.zeros(size - 1)
+            self._known[key] = point, np.concatenate([-slope[:, None], np.eye(size - 1)], axis=1)
+        point, centring = self._known[key]
+        blocks = []
+        if Part.GRADIENT in parts:
+            blocks.append(centring)
+        if Part.HESSIAN in parts:
+            units = (unpack(unit, len(point)) for unit in np.eye(packed_size(len(point))))
+            upper = upper_pairs(len(centring))
+            moved = [[(centring @ unit @ centring.T)[j, k] for j, k in upper] for unit in units]
+            blocks.append(np.array(moved).T.reshape(len(upper), -1))
+        mix = np.zeros(np.sum([block.shape for block in blocks], axis=0))
+        at, across = 0, 0
+        for block in blocks:
+            mix[at : at + len(block), across : across + block.shape[1]] = block
+            at, across = at + len(block), across + block.shape[1]
+        return Lift(point, mix)
+
+
+chart_of.register(ProfiledModel, ProfiledChart)
 
 
 @chart_of.register

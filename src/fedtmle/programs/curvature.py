@@ -20,7 +20,8 @@ import numpy as np
 
 from fedtmle.initial.design import column_names
 from fedtmle.initial.glm import AbstractResponse, GLMModel, Levels
-from fedtmle.initial.ranges import Range, Ranges, column_exponents, column_ranges
+from fedtmle.initial.own import ProfiledModel, within_names
+from fedtmle.initial.ranges import ONE, Range, Ranges, column_exponents, column_ranges, range_exponent
 from fedtmle.initial.syntax import Formula
 from fedtmle.model.families import Family
 from fedtmle.model.linear import (
@@ -45,7 +46,8 @@ class DesignColumns:
     """The columns of a formula, and the public coordinates z = A x that their declared ranges give.
 
     x are the columns divided by 2^scales. A is lower triangular: with an intercept it centres columns whose
-    range is away from zero.
+    range is away from zero. If every silo has an intercept of its ``own``, which is no column here, all
+    matrices are of columns that are centred within the silos.
     """
 
     formula: Formula
@@ -54,6 +56,27 @@ class DesignColumns:
     A: Array
     largest: float  # a bound of every |z|
     ranges: tuple[Range, ...]  # ranges of the columns
+    own: bool = False
+
+    @classmethod
+    def within(cls, formula: Formula, levels: Levels, ranges: Ranges) -> DesignColumns:
+        """Return the columns of a formula whose intercept is each silo's own."""
+        _, *of_columns = column_ranges(formula, levels, ranges)
+        _, *scales = column_exponents(formula, levels, ranges)
+        # A column that is centred within a silo has a mean square of at most that of half its range.
+        halves = [
+            math.ldexp(0.5 * (high - low), -scale) or 1.0
+            for (low, high), scale in zip(of_columns, scales, strict=True)
+        ]
+        return cls(
+            formula=formula,
+            names=within_names(column_names(formula, levels)),
+            scales=tuple(scales),
+            A=np.diag([1.0 / half for half in halves]),
+            largest=1.0,
+            ranges=tuple(of_columns),
+            own=True,
+        )
 
     @classmethod
     def declared(cls, formula: Formula, levels: Levels, ranges: Ranges) -> DesignColumns:
@@ -103,7 +126,7 @@ class Gram:
     @property
     def mass(self) -> float:
         """The mean number of rows per person; 1 if the rows are the table's, or if it is unknown."""
-        has_intercept = self.rows.periods > 0 and self.columns.names[0] == "1"
+        has_intercept = self.rows.periods > 0 and self.columns.names[:1] == ("1",)
         return float(self.matrix[0, 0]) if has_intercept else 1.0
 
     def largest(self, whitener: Array) -> float:
@@ -161,19 +184,28 @@ def covering(needed: Sequence[Needed]) -> list[Needed]:
     return chosen
 
 
+def _gram_model(columns: DesignColumns, rows: AbstractResponse, levels: Levels) -> GLMModel | ProfiledModel:
+    """Return the squared loss whose curvature is the Gram matrix."""
+    scales, ranges = columns.scales, columns.ranges
+    if columns.own:
+        scales, ranges = (range_exponent(ONE), *scales), (ONE, *ranges)
+    model = GLMModel(
+        formula=columns.formula,
+        levels=levels,
+        scales=scales,
+        ranges=ranges,
+        family=Family.GAUSSIAN,
+        response=rows,
+    )
+    return ProfiledModel(whole=model) if columns.own else model
+
+
 def ask_gram(
     columns: DesignColumns, rows: AbstractResponse, levels: Levels, n: int, before: Gram | None = None
 ) -> Flow[Gram]:
     """Ask for a Gram matrix: on the first grid or, given one before, in its coordinates and on the next."""
     size = len(columns.names)
-    model = GLMModel(
-        formula=columns.formula,
-        levels=levels,
-        scales=columns.scales,
-        ranges=columns.ranges,
-        family=Family.GAUSSIAN,
-        response=rows,
-    )
+    model = _gram_model(columns, rows, levels)
     if before is None:
         grid, whitener = GRIDS[0], np.eye(size)
         near = Near(np.zeros(packed_size(size)), max(rows.periods, 1) * columns.largest**2)

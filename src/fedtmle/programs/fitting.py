@@ -32,11 +32,12 @@ from fedtmle.programs.nuisance import (
     fit_model,
     fitted_model,
     refuse_collinear,
+    refuse_constant_within,
     refuse_separated,
     unused_levels,
 )
-from fedtmle.programs.rounds import together
-from fedtmle.protocol.query import Flow, Query
+from fedtmle.programs.rounds import ask, together
+from fedtmle.protocol.query import Flow
 from fedtmle.protocol.regression import FitCurvatureQuery, FitGradientQuery, Near
 from fedtmle.protocol.sums import TallyQuery, norm
 
@@ -96,6 +97,9 @@ class Fitting:
         return self.accuracy is not None
 
     def columns(self, regression: Regression, glm: GLM) -> DesignColumns:
+        own = regression.own_formula(glm, self.levels)
+        if own is not None:
+            return DesignColumns.within(own, self.levels, regression.ranges)
         return DesignColumns.declared(glm.parsed, self.levels, regression.ranges)
 
     def gram(self, columns: DesignColumns, rows: AbstractResponse) -> Gram:
@@ -165,6 +169,7 @@ def begin(fits: Sequence[tuple[Regression, GLM]], fitting: Fitting) -> Flow[Fitt
     if not fitting.is_coded:
         return fitting
     parts = [_Part(part, glm, fitting.columns(part, glm)) for part, glm in fits]
+    parts = [part for part in parts if part.columns.names]  # a silo's intercept needs no sums of others
     flows, rest = [], parts
     for columns, rows in covering([(part.columns, part.rows) for part in parts]):
         flows.append(_begin_with(columns, rows, [p for p in rest if p.is_among(columns, rows)], fitting))
@@ -230,7 +235,7 @@ def _first(part: _Part, fitting: Fitting) -> Flow[First]:
     )
     totals = TallyQuery(columns=columns_of, n=fitting.n, grid=(TOTAL_BITS,) * len(columns_of.names))
     basis = np.eye(len(part.columns.names))
-    flows: list[Flow[Any]] = [_ask(totals), _first_gradient(part, basis, fitting)]
+    flows: list[Flow[Any]] = [ask(totals), _first_gradient(part, basis, fitting)]
     sums, (gradient, rounding) = yield from together(flows)
     weight, *responses = sums.values(fitting.n).tolist()
     return First(weight=weight, responses=tuple(responses), basis=basis, gradient=gradient, rounding=rounding)
@@ -245,7 +250,7 @@ def _first_again(part: _Part, first: First, basis: Array, fitting: Fitting) -> F
     flows: list[Flow[Any]] = [_first_gradient(part, basis, fitting)]
     curvature = FitCurvatureQuery(**_at_zero(part, basis, fitting))
     if asks:
-        flows.append(_ask(curvature))
+        flows.append(ask(curvature))
     (gradient, rounding), *matrix = yield from together(flows)
     return replace(
         first,
@@ -254,10 +259,6 @@ def _first_again(part: _Part, first: First, basis: Array, fitting: Fitting) -> F
         rounding=rounding,
         curvature=curvature.matrix(matrix[0]) if asks else None,
     )
-
-
-def _ask(query: Query) -> Flow[Any]:
-    return (yield query)
 
 
 def _first_gradient(part: _Part, basis: Array, fitting: Fitting) -> Flow[tuple[Array, float]]:
@@ -288,7 +289,7 @@ def _per_class(matrix: Array, regression: Regression) -> Array:
 
 def fit_federated(regression: Regression, glm: GLM, fitting: Fitting) -> Flow[FittedGLM | FittedMultinomial]:
     """Fit one federated GLM or multinomial model, coded or by exact sums."""
-    if fitting.is_coded:
+    if fitting.is_coded and fitting.columns(regression, glm).names:
         return (yield from _fit_coded(regression, glm, fitting))
     return (yield from fit_exactly(regression, glm, fitting.levels, fitting.n))
 
@@ -298,7 +299,10 @@ def _fit_coded(regression: Regression, glm: GLM, fitting: Fitting) -> Flow[Fitte
     gram = fitting.gram(columns, regression.response.every_row)
     first = fitting.firsts[regression.label, glm]
     _require_response(regression, family, first)
-    if gram.is_fine and not glm.ridge:
+    if gram.is_fine and columns.own:
+        refuse_constant_within(np.diag(gram.matrix), columns.names, regression.label)
+        refuse_collinear(gram.raw(), columns.names, regression.label)
+    elif gram.is_fine and not glm.ridge:
         empty = unused_levels(gram.raw(), columns.formula, fitting.levels)  # levels that nobody has
         refuse_collinear(gram.raw() + empty, columns.names, regression.label)
     whitener, size = gram.whitener(), len(columns.names)
@@ -307,7 +311,8 @@ def _fit_coded(regression: Regression, glm: GLM, fitting: Fitting) -> Flow[Fitte
 
     def separated(direction: Array) -> None:
         if family is Family.LOGISTIC:
-            spread = np.sqrt(np.maximum(np.diag(gram.raw()) - gram.raw()[0] ** 2, 0.0))
+            mean = 0.0 if columns.own else gram.raw()[0]
+            spread = np.sqrt(np.maximum(np.diag(gram.raw()) - mean**2, 0.0))
             names = regression.coefficient_names(columns.names)
             refuse_separated(direction, np.tile(spread, len(blocks)), names, regression.label)
 

@@ -42,6 +42,7 @@ from fedtmle.programs.noisy import (
 )
 from fedtmle.programs.noisy_closing import PrivacyAccount, finish, noisy_counts, noisy_overlap
 from fedtmle.programs.nuisance import effect_columns
+from fedtmle.programs.own import seen
 from fedtmle.programs.preparation import (
     PreparedStudy,
     count_arms,
@@ -261,7 +262,11 @@ def study_flow(study: Study, levels: Levels, n: int) -> Flow[Outcome]:
 
 
 def target_study(study: Study, prepared: PreparedStudy, n: int) -> Flow[Outcome]:
-    """Target the problem, close the run, and ask for the diagnostics."""
+    """Target the problem, close the run, and ask for the diagnostics, over the rows of the models."""
+    return (yield from seen(_target_study(study, prepared, n), prepared.view))
+
+
+def _target_study(study: Study, prepared: PreparedStudy, n: int) -> Flow[Outcome]:
     effect, overlap, preparation = prepared.effect, prepared.overlap, prepared.preparation
     comparisons = Comparisons.of(study, effect)
 

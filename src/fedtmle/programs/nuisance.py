@@ -34,6 +34,7 @@ from fedtmle.initial.glm import (
     Supplied,
 )
 from fedtmle.initial.multinomial import FittedMultinomial, MultinomialModel
+from fedtmle.initial.own import WITHIN, OwnIntercept, ProfiledModel, own_formula
 from fedtmle.initial.pilot import Pilot
 from fedtmle.initial.ranges import Ranges, column_exponents, column_ranges
 from fedtmle.initial.superlearner import SuperLearner
@@ -55,6 +56,7 @@ from fedtmle.targets.effects.prepare import (
 GRADIENT_GOAL = 2.0**-42  # gradient norm on unit-scaled columns
 LARGEST_GRADIENT = 1e-8  # a fit that stalls above this has not converged
 COLLINEAR_PIVOT = 1e-10  # treat columns as collinear if a pivot of the scaled Hessian is below this
+CONSTANT = 1e-12  # treat a column as constant within silos if its mean square around their means is below
 MINORITY_WEIGHT = 1e-9  # treat the response as constant if the minority's share of the weight is below this
 NARROW_SQUARE = 2.0**-24  # least mean square of a column over its declared range: less leaves too few digits
 MAX_STEPS = 100
@@ -82,6 +84,7 @@ class Regression:
     classes: tuple[str, ...] = ()  # names of the classes of a multinomial response
     constant: str = ""  # the message if the response is the same in every row used
     ranges: Ranges  # ranges of the variables that formulas use as numbers
+    own: bool = False  # whether C(silo) is an intercept of each silo's own, which the silo keeps
 
     def without(self, folds: Folds, fold: int) -> Regression:
         """Return the same regression on the other folds' rows."""
@@ -93,6 +96,10 @@ class Regression:
         if not self.classes:
             return columns
         return tuple(f"{name} (arm {arm})" for arm in self.classes[1:] for name in columns)
+
+    def own_formula(self, glm: GLM, levels: Levels) -> Formula | None:
+        """Return the formula of one silo, with its own intercept; None if C(silo) is a factor like others."""
+        return own_formula(glm.parsed, levels) if self.own and not self.classes else None
 
     def family_of(self, glm: GLM) -> Family:
         return FAMILIES[glm.family_for(self.kind)] if self.family is None else self.family
@@ -126,6 +133,7 @@ def regressions(
         cluster=study.cluster,
         spanning=study.cluster_scope == "spanning",
         ranges=study.ranges,
+        own=study.profiles_silo,
     )
     by_role: dict[str, tuple[Regression, ...]] = {}
     treatment, missingness, outcome = study.treatment_model, study.missingness_model, study.outcome_model
@@ -184,20 +192,25 @@ def _treatment_regressions(
     )
 
 
-def fit_model(regression: Regression, glm: GLM, levels: Levels) -> GLMModel | MultinomialModel:
+def fit_model(
+    regression: Regression, glm: GLM, levels: Levels
+) -> GLMModel | MultinomialModel | ProfiledModel:
     """Return the loss that a fit minimises, on columns that are scaled by their declared ranges."""
+    own = regression.own_formula(glm, levels)
+    formula = glm.parsed if own is None else own
     shared: dict[str, Any] = {
-        "formula": glm.parsed,
+        "formula": formula,
         "levels": levels,
-        "scales": column_exponents(glm.parsed, levels, regression.ranges),
+        "scales": column_exponents(formula, levels, regression.ranges),
         "response": regression.response,
         "weight_ceiling": regression.weight_ceiling,
         "ridge": glm.ridge,
     }
     if regression.classes:
         return MultinomialModel(classes=len(regression.classes), **shared)
-    ranges = column_ranges(glm.parsed, levels, regression.ranges)
-    return GLMModel(family=regression.family_of(glm), ranges=ranges, **shared)
+    ranges = column_ranges(formula, levels, regression.ranges)
+    model = GLMModel(family=regression.family_of(glm), ranges=ranges, **shared)
+    return model if own is None else ProfiledModel(whole=model)
 
 
 def fitted_model(
@@ -210,6 +223,19 @@ def fitted_model(
     bits: int | None = None,
 ) -> FittedGLM | FittedMultinomial:
     """Return the fit whose coefficients on scaled columns are ``eps``."""
+    model = fit_model(regression, glm, levels)
+    if isinstance(model, ProfiledModel):
+        return FittedGLM(
+            formula=model.whole.formula,
+            levels=levels,
+            family=model.whole.family,
+            coefficients=(0.0, *np.ldexp(eps, -np.array(model.scales, dtype=np.int64)).tolist()),
+            error=error,
+            bits=bits,
+            own=OwnIntercept(
+                label=f"{regression.label}, {glm.formula}", model=model, eps=tuple(eps.tolist())
+            ),
+        )
     scales = np.array(column_exponents(glm.parsed, levels, regression.ranges))
     beta = [tuple(map(float, row)) for row in np.ldexp(eps.reshape(-1, len(scales)), -scales)]
     if regression.classes:
@@ -237,15 +263,22 @@ def fit_exactly(
     as long as it changes, the Hessian, to 50 bits.
     """
     formula, family = glm.parsed, regression.family_of(glm)
-    names, model = column_names(formula, levels), fit_model(regression, glm, levels)
+    model = fit_model(regression, glm, levels)
+    is_own = isinstance(model, ProfiledModel)
+    names = model.design_names if isinstance(model, ProfiledModel) else column_names(formula, levels)
     size, dim = len(names), model.dim
+    if not dim:  # each silo has its intercept, and nothing is common
+        return fitted_model(regression, glm, levels, np.zeros(0))
     run: Run[Model] = Run(model, n, Phase.NUISANCE)
     zero = np.zeros(dim)
     sums = yield from run.ask(None, zero, Part.GRADIENT | Part.HESSIAN)
     gradient = run.pooled_gradient(sums[:dim], None, zero)
     hessian = unpack(sums[dim:].values(n), dim) + model.normaliser(None).hessian(zero)
     of_columns = hessian[:size, :size]
-    unused = np.diag(np.tile(np.diag(unused_levels(of_columns, formula, levels)), dim // size))
+    if is_own:
+        refuse_constant_within(np.diag(of_columns), names, regression.label)
+    empty = np.zeros((size, size)) if is_own else unused_levels(of_columns, formula, levels)
+    unused = np.diag(np.tile(np.diag(empty), dim // size))
     hessian = hessian + unused
     of_columns = hessian[:size, :size]
     if family is Family.LOGISTIC and names[0] == "1" and not has_offset:
@@ -309,6 +342,20 @@ def _refuse_constant(gradient: Array, hessian: Array, scale: int, regression: Re
     shares = [1 / classes - math.ldexp(gradient[j * size], scale) / total for j in range(classes - 1)]
     if min(*shares, 1.0 - math.fsum(shares)) <= MINORITY_WEIGHT:
         raise FitError("arm", f"{regression.label}: {regression.constant}")
+
+
+def refuse_constant_within(squares: Array, names: tuple[str, ...], label: str) -> None:
+    """Refuse columns that do not vary within any silo, given their mean squares around the silos' means.
+
+    The columns are scaled by their declared ranges.
+    """
+    constant = [name.removesuffix(WITHIN) for name, s in zip(names, squares, strict=True) if s <= CONSTANT]
+    if constant:
+        raise FitError(
+            "collinear",
+            f"{label}: column(s) {', '.join(constant)} are the same for everyone of a silo, at each silo, so "
+            "that C(silo) determines them; drop them, or leave C(silo) out",
+        )
 
 
 def refuse_collinear(hessian: Array, names: tuple[str, ...], label: str) -> None:

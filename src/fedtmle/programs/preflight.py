@@ -14,6 +14,7 @@ from fedtmle.initial.crossfit import Fitted
 from fedtmle.model.table import AnyTable, with_silo
 from fedtmle.programs.diagnostics import Histogram, named_histograms
 from fedtmle.programs.nuisance import effect_columns
+from fedtmle.programs.own import own_view, seen
 from fedtmle.programs.preparation import (
     begin_study,
     effect_problem,
@@ -23,6 +24,7 @@ from fedtmle.programs.preparation import (
     scores_alone,
 )
 from fedtmle.programs.regimes import study_at
+from fedtmle.programs.rounds import ask
 from fedtmle.programs.sites import compare_silos
 from fedtmle.programs.study import Study
 from fedtmle.protocol.bins import BinsQuery
@@ -63,7 +65,8 @@ class PreflightProgram(AbstractProgram[AnyTable]):
             study = study_at(study, study.timeline, 1)
         columns, models, weight_mean = yield from fit_treatment(study, self.silos, n)
         preparation = scores_alone(columns, models, weight_mean)
-        bins = yield BinsQuery(bins=FittedPropensityBins(preparation), n=n)
+        asked = ask(BinsQuery(bins=FittedPropensityBins(preparation), n=n))
+        bins = yield from seen(asked, own_view(models))
         return Described(details=named_histograms(bins, self.study.target.arms))
 
 

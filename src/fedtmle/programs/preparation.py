@@ -20,6 +20,7 @@ from fedtmle.programs.diagnostics import Overlap, find_overlap
 from fedtmle.programs.fitting import Fitting
 from fedtmle.programs.missing import Levels
 from fedtmle.programs.nuisance import Regression, effect_columns, regressions
+from fedtmle.programs.own import OwnIntercepts, own_view, seen
 from fedtmle.programs.rounds import both
 from fedtmle.programs.study import Study
 from fedtmle.programs.superlearner import begin_fits, fit_together
@@ -117,6 +118,7 @@ class PreparedStudy:
     preparation: Preparation
     effect: EffectProblem
     overlap: Overlap
+    view: OwnIntercepts | None = None  # the rows with which the models predict, if not the study's
 
 
 def prepare_study(study: Study, levels: Levels, n: int) -> Flow[PreparedStudy]:
@@ -125,9 +127,10 @@ def prepare_study(study: Study, levels: Levels, n: int) -> Flow[PreparedStudy]:
     tally, fitting = yield from begin_study(study, columns, levels, n)
     _require_outcomes(study, tally, n)
     fitted = yield from fit_nuisances(study, columns, tally, fitting)
-    preparation = yield from prepare_effect(study, columns, fitted, tally, n)
+    view = own_view(fit for fits in fitted.values() for fit in fits)
+    preparation = yield from seen(prepare_effect(study, columns, fitted, tally, n), view)
     effect = effect_problem(study, preparation)
-    overlap, scales = yield from find_overlap(study, effect, preparation, n)
+    overlap, scales = yield from seen(find_overlap(study, effect, preparation, n), view)
     return PreparedStudy(
         columns=columns,
         levels=levels,
@@ -136,6 +139,7 @@ def prepare_study(study: Study, levels: Levels, n: int) -> Flow[PreparedStudy]:
         preparation=preparation,
         effect=effect.knowing(scales),
         overlap=overlap,
+        view=view,
     )
 
 

@@ -21,7 +21,7 @@ from fedtmle.errors import FitError, InputError
 from fedtmle.initial.crossfit import CrossFitted, Fitted, Folds
 from fedtmle.initial.design import column_names
 from fedtmle.initial.formula import parse_formula
-from fedtmle.initial.glm import GLM, FittedGLM, GLMModel
+from fedtmle.initial.glm import GLM, FittedGLM, GLMModel, OffsetResponse
 from fedtmle.initial.ranges import range_exponent
 from fedtmle.initial.superlearner import SuperLearner
 from fedtmle.initial.syntax import Formula
@@ -52,7 +52,6 @@ from fedtmle.targets.regimes.responses import (
     Fluctuated,
     ModifiedRows,
     NextOutcome,
-    OffsetResponse,
 )
 from fedtmle.targets.regimes.rules import Shift
 from fedtmle.targets.regimes.statistics import (

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from fedtmle.errors import FedTMLEError
 from fedtmle.protocol.query import Flow, JointQuery, Law, MomentsQuery, Phase, Query
 
 Result = TypeVar("Result")
 Rider = TypeVar("Rider")
+
+
+def ask(query: Query) -> Flow[Any]:
+    """Return what one query pools, as a flow."""
+    return (yield query)
 
 
 def together(flows: Sequence[Flow[Result]]) -> Flow[list[Result]]:

@@ -30,11 +30,11 @@ from fedtmle.model.kernels import column_sums
 from fedtmle.model.parallel import mapped, pieces
 from fedtmle.model.table import SILO, AnyTable, Table, over_blocks
 from fedtmle.model.types import Array, IntArray, exponent
-from fedtmle.programs.rounds import together
+from fedtmle.programs.rounds import ask, together
 from fedtmle.programs.study import Study
 from fedtmle.protocol.outcome import Outcome, SiteTest, Targeted
 from fedtmle.protocol.plan import follow_alone
-from fedtmle.protocol.query import AbstractQuery, Flow, Local
+from fedtmle.protocol.query import Flow, Local
 from fedtmle.protocol.sites import (
     AbstractDepartures,
     AbstractOwnFit,
@@ -225,19 +225,15 @@ def compare_silos(
 
     ``effect`` is the problem whose models are compared between the silos; None: no model is.
     """
-    flows: list[Flow[Any]] = [] if own is None else [_asked(OwnEstimateQuery(own_fit=own))]
+    flows: list[Flow[Any]] = [] if own is None else [ask(OwnEstimateQuery(own_fit=own))]
     departures = None
     roles, preparation = roles_without_silo(study), None if effect is None else effect.prepare
     if effect is not None and isinstance(preparation, Preparation) and roles:
         departures = ModelDepartures(effect=effect, preparation=preparation, roles=roles)
-        flows.append(_asked(DeparturesQuery(departures=departures, n=n)))
+        flows.append(ask(DeparturesQuery(departures=departures, n=n)))
     answers = (yield from together(flows)) if flows else []
     tests = () if departures is None else _tests(departures, answers[-1])
     return ComparedSilos(tests=tests, own=() if own is None else answers[0])
-
-
-def _asked(query: AbstractQuery[Any, Any]) -> Flow[Any]:
-    return (yield query)
 
 
 def roles_without_silo(study: Study) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ from fedtmle.algorithms.one_step import OneStep
 from fedtmle.errors import InputError
 from fedtmle.initial.crossfit import Folds
 from fedtmle.initial.glm import GLM, Supplied
+from fedtmle.initial.own import own_formula
 from fedtmle.initial.pilot import Pilot
 from fedtmle.initial.ranges import UNIT, Range, column_ranges
 from fedtmle.initial.superlearner import SuperLearner, formulas, pilots, used_columns
@@ -587,6 +588,35 @@ class Study:
     def uses_silo(self) -> bool:
         """Whether the silo is a variable of some model: its formula has C(silo)."""
         return any(SILO in used_columns(model) for model in self.models.values())
+
+    @property
+    def profiles_silo(self) -> bool:
+        """Whether C(silo), where no other term has the silo, is an intercept that each silo keeps.
+
+        It is a factor like others in studies over time, of targets of other packages, and with
+        `Personalized`, whose silos predict after the run.
+        """
+        return self.target.keeps_own and not isinstance(self.algorithm, Personalized)
+
+    @property
+    def has_silo_columns(self) -> bool:
+        """Whether some model has a column that one silo alone fills."""
+        return not all(self._kept_intercepts())
+
+    @property
+    def keeps_intercepts(self) -> bool:
+        """Whether some model has an intercept of each silo's own, if there are several silos."""
+        return any(self._kept_intercepts())
+
+    def _kept_intercepts(self) -> Iterator[bool]:
+        """Yield, for each model or learner with the silo, whether that is an intercept that silos keep."""
+        several = len(self.target.arms) > 2
+        for role, model in self.models.items():
+            for part in model.learners if isinstance(model, SuperLearner) else (model,):
+                is_own = isinstance(part, GLM) and own_formula(part.parsed, {SILO: ("", "")}) is not None
+                is_softmax = role == "treatment" and several and part is model  # one model of all arms
+                if SILO in used_columns(part):
+                    yield self.profiles_silo and is_own and not is_softmax
 
     def silo_levels(self, silos: Sequence[str]) -> tuple[str, ...]:
         """Return the levels of C(silo) in a run over ``silos``: they, or none if no formula has it."""

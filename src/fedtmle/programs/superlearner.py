@@ -29,7 +29,8 @@ from fedtmle.model.table import Table
 from fedtmle.model.types import Array, IntArray, exponent, upper_pairs
 from fedtmle.programs.fitting import Fitting, begin, fit_federated
 from fedtmle.programs.nuisance import Regression, fit_exactly
-from fedtmle.programs.rounds import together
+from fedtmle.programs.own import own_view, seen
+from fedtmle.programs.rounds import ask, together
 from fedtmle.protocol.learners import (
     AbstractLocalFit,
     GLMFormat,
@@ -161,7 +162,7 @@ def _fit_super(regression: Regression, spec: SuperLearner, fitting: Fitting) -> 
         )
     crossed = [CrossFitted(models=models[:-1], folds=folds) for models in labelled.values()]
     products = ResidualProducts(regression=regression, candidates=tuple(crossed))
-    pooled = yield TallyQuery(columns=products, n=fitting.n)
+    pooled = yield from seen(ask(TallyQuery(columns=products, n=fitting.n)), own_view(crossed))
     total, *units = pooled.units
     if total <= 0:
         raise InputError(f"{regression.label}: no row has a positive weight")
@@ -246,7 +247,9 @@ def fit_alone(
 ) -> FittedGLM | TreeEnsemble:
     """Return the fit on one party's rows alone."""
     if isinstance(model, GLM):
-        fit = follow_alone(fit_exactly(part, model, levels, local.n_rows), local)
+        # It is sent to all silos, whose own intercepts are no part of it.
+        shipped = replace(part, own=False)
+        fit = follow_alone(fit_exactly(shipped, model, levels, local.n_rows), local)
         if not isinstance(fit, FittedGLM):
             raise TypeError("a learner predicts one response")
         return fit

@@ -58,6 +58,7 @@ class AbstractTarget(AbstractEffect):
     roles: ClassVar[tuple[str, ...]] = ()
     fixed_options: ClassVar[tuple[str, ...]] = ("weights", "cluster", "clever", "submodel", "link")
     may_impute: ClassVar[bool] = False
+    keeps_own: ClassVar[bool] = False
 
     @property
     def fitted_roles(self) -> tuple[str, ...]:  # type: ignore[override]  # a constant of the class elsewhere

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fedtmle.model.leverage import PersonRows, largest_leverage
+from fedtmle.model.profile import Profiled
 from fedtmle.model.submodel import LOOK_ROWS, AbstractSubmodel, GeneralisedLinear, StreamedLinear
 from fedtmle.model.types import Array, matrix, scaled
 from fedtmle.protocol.query import Model
@@ -80,6 +81,8 @@ class Designs:
             response, columns = self._sharing(shared), _disclosed(submodel, model.dim)
         elif isinstance(submodel, GeneralisedLinear):
             response, columns = self._response_of(submodel), scaled(submodel.X).columns
+        elif isinstance(submodel, Profiled) and (whole := submodel.in_memory) is not None:
+            response, columns = self._response_of(whole), _within(whole)
         else:
             return 0.0
         self._known[id(model)] = model
@@ -105,6 +108,14 @@ class Designs:
                 return known
         self._responses.append(_Response(None, None, shared))
         return self._responses[-1]
+
+
+def _within(whole: GeneralisedLinear) -> Array:
+    """Return the columns but the first, centred: with the mean response taken away, these are disclosed."""
+    X = matrix(whole.X)[1:]
+    mass = np.ones(whole.n_rows) if whole.w is None else whole.w
+    total = float(mass.sum())
+    return X - ((X * mass).sum(axis=1) / total)[:, None] if total > 0 else X
 
 
 def _disclosed(submodel: AbstractSubmodel, dim: int) -> Array:

@@ -20,7 +20,8 @@ import numpy as np
 from fedtmle.model.budget import Privacy
 from fedtmle.model.exact import Sums
 from fedtmle.model.leverage import Look, PersonRows, RowSpace, largest_leverage
-from fedtmle.model.submodel import AbstractRowsSubmodel, StreamedLinear
+from fedtmle.model.profile import Profiled
+from fedtmle.model.submodel import AbstractRowsSubmodel, AbstractSubmodel, StreamedLinear
 from fedtmle.model.types import Array, Part
 from fedtmle.protocol.advice import (
     TRUST,
@@ -445,7 +446,7 @@ class Guard:
                 self._require_people(self._fresh.largest_leverage(whole, point.eps, self._allowed))
             if not self._designs.add(point.model, submodel, self._allowed) <= self._allowed:
                 raise RefusalError(Reason.POLICY, "min_people", self._about_designs(point.model))
-            if isinstance(submodel, StreamedLinear):
+            if isinstance(submodel, StreamedLinear) or _is_streamed_profile(submodel):
                 self._examine_streamed(point.model, local)
             if not is_batch:
                 self._examined[key] = _Examined(point, look, look.radius(self._allowed))
@@ -500,6 +501,10 @@ class Guard:
                 raise RefusalError(Reason.BATCHES, "min_batch")
         elif self._batch_sizes[first] != len(rows):
             raise RefusalError(Reason.BATCHES, "min_batch")
+
+
+def _is_streamed_profile(submodel: AbstractSubmodel) -> bool:
+    return isinstance(submodel, Profiled) and submodel.is_streamed
 
 
 def _largest_of_columns(disclosed: DisclosedColumns, enough: float) -> float:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -58,7 +58,7 @@ class AbstractSubject(ABC):
         """Return how many people of a silo have each combination of columns that is not zero."""
         vectors = self.combinations
         found = np.zeros(len(vectors), dtype=np.int64)
-        for piece in self.rows(local):
+        for piece in self.counted(local):
             is_in = (vectors @ piece.rows) != 0
             if piece.counts is not None:  # a person counts if any of their rows does
                 ends = np.concatenate([np.zeros((len(is_in), 1), np.int64), is_in.cumsum(axis=1)], axis=1)
@@ -82,6 +82,10 @@ class AbstractSubject(ABC):
     @abstractmethod
     def rows(self, local: Local) -> Iterator[PersonRows]:
         """Yield a silo's rows."""
+
+    @abstractmethod
+    def counted(self, local: Local) -> Iterator[PersonRows]:
+        """Yield rows that are zero where a person does not have a column."""
 
 
 @final
@@ -122,6 +126,9 @@ class Subject(AbstractSubject):
 
     def rows(self, local: Local) -> Iterator[PersonRows]:
         return local.submodel(self.point.model, self.point.law).disclosed_rows(self.point.eps, self.part)
+
+    def counted(self, local: Local) -> Iterator[PersonRows]:
+        return local.submodel(self.point.model, self.point.law).counted_rows(self.point.eps, self.part)
 
 
 @final
@@ -170,10 +177,14 @@ class Union(AbstractSubject):
         return 1.0
 
     def rows(self, local: Local) -> Iterator[PersonRows]:
-        disclosed = (
-            local.submodel(model, None).disclosed_rows(np.zeros(model.dim), Part.GRADIENT)
-            for model in self.models
-        )
+        submodels = ((local.submodel(model, None), np.zeros(model.dim)) for model in self.models)
+        return self._joined([submodel.disclosed_rows(zero) for submodel, zero in submodels])
+
+    def counted(self, local: Local) -> Iterator[PersonRows]:
+        submodels = ((local.submodel(model, None), np.zeros(model.dim)) for model in self.models)
+        return self._joined([submodel.counted_rows(zero) for submodel, zero in submodels])
+
+    def _joined(self, disclosed: Sequence[Iterator[PersonRows]]) -> Iterator[PersonRows]:
         for pieces in zip(*disclosed, strict=True):
             rows = np.stack([pieces[k].rows[j] for k, j in self.columns.values()])
             yield PersonRows(rows, pieces[0].counts)

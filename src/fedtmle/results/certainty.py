@@ -108,4 +108,6 @@ def uncovered(study: Study) -> list[str]:
         reasons.append("records of one cluster are not independent")
     if study.imputes:
         reasons.append("the covariates are imputed")
+    if study.keeps_intercepts:
+        reasons.append("the silos' own intercepts, C(silo), have no code: each silo keeps its own")
     return reasons

@@ -62,8 +62,9 @@ class Approval:
     """What the owner sees before deciding. Every text may be the study's own, and is not to be trusted.
 
     ``parts`` are the target, models and settings by name; ``literals`` the formulas' terms with numbers
-    inside I(). ``has_own_columns`` states whether the study is masked and a formula has C(silo). ``risk`` has
-    the audit's finding for each column and attacker; if there is none, ``unaudited`` says why.
+    inside I(). ``has_own_columns`` states whether the study is masked and a model has columns that one silo
+    alone fills. ``risk`` has the audit's finding for each column and attacker; if there is none,
+    ``unaudited`` says why.
     ``answered`` has the answers and numbers that already left for this plan.
     ``conflicts`` say why the study may not follow the earlier ones. ``bits`` is what it would disclose
     of each column, and ``spent`` what the earlier ones disclosed. ``budget`` is that of a study with noise.
@@ -127,7 +128,7 @@ def review(file: StudyFile, home: Home) -> Approval:
         variables=tuple((name, _variable(each)) for name, each in study.variables.items()),
         parts=tuple(_parts(study)),
         literals=tuple(literals(study)),
-        has_own_columns=plan.is_masked and study.uses_silo,
+        has_own_columns=plan.is_masked and study.has_silo_columns,
         brought=tuple(
             f"{each}{'' if policy.allows(each) else '; NOT allowed by your policy (allow_targets)'}"
             for each in plan.brought

@@ -140,12 +140,13 @@ def validate(path: str | Path) -> Validation:
 
 def _own_columns(file: StudyFile) -> list[str]:
     """Return a warning if a formula of a masked study has a column that one silo alone fills."""
-    if not (file.study.uses_silo and study_here(file).aggregation == "masked"):
+    if not (file.study.has_silo_columns and study_here(file).aggregation == "masked"):
         return []
     return [
         "C(silo): the total of a column that one silo alone fills is this silo's own sum, so that masks do "
-        "not hide it from the server. Leave C(silo) out of the formulas, or ask the owners whether they "
-        "allow it"
+        "not hide it from the server. Only as a term by itself, in a GLM of a study at one point in time and "
+        "not of three arms or more, is C(silo) an intercept that each silo keeps. Write it so, leave it out, "
+        "or ask the owners whether they allow it"
     ]
 
 

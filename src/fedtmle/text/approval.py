@@ -9,9 +9,9 @@ from fedtmle.text.preview import lowered, verdict
 from fedtmle.text.risk import sentence
 
 OWN_COLUMNS = (
-    "A formula has C(silo). The total of its column for your silo is your silo's own sum, so that masks do "
-    "not hide it: the server reads how many people you have, and sums over them. Ask for a study without "
-    "C(silo) if you would not approve it with open sums."
+    "A model has columns of C(silo). The total of the one for your silo is your silo's own sum, so that "
+    "masks do not hide it: the server reads how many people you have, and sums over them. Ask for a study "
+    "without C(silo), or with C(silo) as a term by itself, if you would not approve it with open sums."
 )
 
 

@@ -141,6 +141,7 @@ class AbstractEffect(ABC):
     fitted_roles: ClassVar[tuple[str, ...]] = ()  # those whose predictions no silo can supply as columns
     fixed_options: ClassVar[tuple[str, ...]] = ()  # options of a study that must keep their defaults
     may_impute: ClassVar[bool] = True  # whether its study may impute covariates
+    keeps_own: ClassVar[bool] = True  # whether C(silo) is an intercept that each silo keeps
 
     outcome: str
     treatment: str | None = None

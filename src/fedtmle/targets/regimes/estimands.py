@@ -64,6 +64,7 @@ class AbstractRegimeEffect(AbstractEffect):
     fitted_roles = roles
     fixed_options = ("submodel", "link")
     may_impute = False
+    keeps_own = False
 
     rules: tuple[AbstractRegime, ...]
     over_time: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

@@ -8,8 +8,7 @@ from typing import final
 
 import numpy as np
 
-from fedtmle.initial.glm import AbstractResponse, FittedGLM
-from fedtmle.model.families import Family
+from fedtmle.initial.glm import AbstractResponse
 from fedtmle.model.table import Table
 from fedtmle.model.types import Array, IntArray
 from fedtmle.targets.effects.prepare import EffectColumns
@@ -125,18 +124,3 @@ class Fluctuated(AbstractResponse):
 
     def offset(self, table: Table) -> Array:
         return self.sequence.natural(self.chain, table, self.period)
-
-
-@final
-@dataclass(frozen=True, kw_only=True)
-class OffsetResponse(AbstractResponse):
-    """Another response, with the linear predictor of a model that is near the fit as offset."""
-
-    response: AbstractResponse
-    offset_model: FittedGLM
-
-    def of(self, table: Table) -> tuple[Array, Array]:
-        return self.response.of(table)
-
-    def offset(self, table: Table) -> Array:
-        return replace(self.offset_model, family=Family.GAUSSIAN).predict(table)

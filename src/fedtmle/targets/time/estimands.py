@@ -72,6 +72,7 @@ class AbstractTimeEffect(AbstractEffect):
     fitted_roles = ("hazard", "censoring")
     fixed_options = ("clever", "submodel", "link")
     may_impute = False
+    keeps_own = False
 
     time: str
     periods: int = 0
