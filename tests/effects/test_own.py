@@ -433,6 +433,28 @@ def test_estimates_are_those_of_a_column_that_names_the_silo(name: str) -> None:
     np.testing.assert_allclose(one["std_error"], other.table()["std_error"], rtol=1e-8)
 
 
+@pytest.mark.parametrize("missing", ["impute", "indicator"])
+def test_covariates_may_be_missing(missing: str) -> None:
+    """Each completed data set has intercepts of its own."""
+    rng = np.random.default_rng(4)
+    data = {
+        name: frame.assign(x=np.where(rng.random(len(frame)) < 0.3, np.nan, frame["x"]))
+        for name, frame in frames().items()
+    }
+    declared = ft.Variables({**DICTIONARY, "x": {**DICTIONARY["x"], "missing": missing}})
+    one, other = (
+        ft.run(study(term=term, variables=declared), data).table() for term in ("C(silo)", "C(site)")
+    )
+    if missing == "indicator":
+        np.testing.assert_allclose(one["estimate"], other["estimate"], rtol=1e-8)
+        np.testing.assert_allclose(one["std_error"], other["std_error"], rtol=1e-8)
+    else:  # values are imputed from a model of the other columns, of which the site is one
+        assert abs(one["estimate"] - other["estimate"])[0] < 0.3 * other["std_error"][0]
+    pooled = ft.run(study(variables=declared, algorithm=ft.Central()), data).table()
+    np.testing.assert_allclose(one["estimate"], pooled["estimate"], rtol=1e-8)
+    np.testing.assert_allclose(one["std_error"], pooled["std_error"], rtol=1e-8)
+
+
 @pytest.mark.parametrize("outcome", ["score", "visits"])
 def test_estimates_of_other_outcomes_too(outcome: str) -> None:
     data = frames()
