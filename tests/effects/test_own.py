@@ -19,7 +19,7 @@ from fedtmle import solver
 from fedtmle.errors import DataError, FitError, InputError
 from fedtmle.initial.formula import parse_formula
 from fedtmle.initial.glm import AbstractResponse, GLMModel
-from fedtmle.initial.own import ProfiledModel, by_silo, own_formula
+from fedtmle.initial.own import OwnIntercept, ProfiledModel, by_silo, own_formula
 from fedtmle.model.exact import GRID_BITS
 from fedtmle.model.families import Family
 from fedtmle.model.leverage import RowSpace
@@ -626,3 +626,19 @@ def test_a_record_moves_the_sums_as_the_audit_says(family: Family, curved: bool)
                 column[i] += by
                 moved.append(model.submodel(None, rows.with_numeric(name, column)).sums(beta, part).values())
             np.testing.assert_allclose(told[:, i], (moved[0] - moved[1]) / (2 * step), atol=1e-6)
+
+
+def test_a_held_view_keeps_the_intercepts_of_its_rows() -> None:
+    """The audit moves all records at once to see what each one does: the silo's intercept must not follow."""
+    rows, model = table(Family.LOGISTIC, silos=2), profiled(Family.LOGISTIC)
+    view = OwnIntercepts(intercepts=(OwnIntercept(label="m", model=model, eps=(0.5, 0.1, -0.2)),))
+    moved = rows.with_numeric("y", 1.0 - rows.numeric["y"])
+    (name,) = (each.name for each in view.intercepts)
+    first, held, other = (each.of(r) for each, r in ((view, rows), (view.held(rows), moved), (view, moved)))
+    assert isinstance(first, Table)
+    assert isinstance(held, Table)
+    assert isinstance(other, Table)
+    assert len(np.unique(first.numeric[name])) == 2
+    np.testing.assert_array_equal(held.numeric[name], first.numeric[name])
+    assert (other.numeric[name] != first.numeric[name]).all()
+    assert name not in rows.numeric

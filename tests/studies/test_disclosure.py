@@ -166,8 +166,13 @@ def test_the_embedded_run_is_refused_too(folder: Path) -> None:
         ft.run(file.study, file.silos)
 
 
-def test_a_low_floor_changes_nothing(folder: Path) -> None:
-    file = read_study(folder / "study.toml")
+@pytest.mark.parametrize("term", ["", " + C(silo)"])
+def test_a_low_floor_changes_nothing(folder: Path, term: str) -> None:
+    """The public centre has an intercept of its own, which is not that of the silo's records."""
+    study = folder / "study.toml"
+    study.write_text(study.read_text().replace('"C(programme) + sbp_0', f'"C(programme){term} + sbp_0'))
+    file = read_study(study)
+    assert file.study.uses_silo is bool(term)
     plain = ft.run(file.study, file.silos).run
     state(folder, attributes='["mean", "record"]', min_uncertainty="1e-9", noise="1e-3")
     limited = ft.run(file.study, file.silos).run

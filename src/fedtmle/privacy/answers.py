@@ -24,6 +24,7 @@ from fedtmle.privacy.charts import (
     Tangent,
     blocks_of,
     chart_of,
+    held_view,
     row_tangents,
     row_terms,
 )
@@ -155,9 +156,9 @@ def _evaluated(term: RowTerms, local: Local, base: object, submodels: Submodels)
             )
         case ViewedTerms():
             # A view may use all values of a row, so its derivatives are central differences.
-            seen = local.through(term.view)
-            inner = _evaluated(term.terms, seen, term.view.of(base), submodels)
-            return _numeric(lambda rows: inner.terms(term.view.of(rows)))
+            seen, view = local.through(term.view), held_view(term.view, base)
+            inner = _evaluated(term.terms, seen, view.of(base), submodels)
+            return _numeric(lambda rows: inner.terms(view.of(rows)))
         case ColumnTerms():
             columns = term.columns
             return _numeric(lambda rows: np.concatenate(list(columns.over(rows, columns.disclosed)), axis=1))

@@ -28,6 +28,7 @@ from fedtmle.model.families import Family
 from fedtmle.model.problem import Law, Rows
 from fedtmle.model.submodel import AbstractRowsSubmodel, GeneralisedLinear
 from fedtmle.model.types import Array, Part, matrix
+from fedtmle.protocol.query import View
 from fedtmle.targets.mean import Mean, MeanLaw
 
 
@@ -251,6 +252,12 @@ Chart: TypeAlias = AbstractChart[Any, Any]
 def chart_of(model: object) -> Chart:
     """Return the chart of a target or of a nuisance regression; `InputError` if none is registered."""
     raise InputError(f"the disclosure audit does not know the records of a {_kind(model)}")
+
+
+@singledispatch
+def held_view(view: View, rows: object) -> View:  # noqa: ARG001 - most views look at one record at a time
+    """Return the view in which what depends on all records stays as with these, when single ones move."""
+    return view
 
 
 def _kind(model: object) -> str:

@@ -13,10 +13,12 @@ from fedtmle.initial.own import ProfiledModel
 from fedtmle.initial.tangent import design_tangent, prediction_tangent
 from fedtmle.model.blocks import Blocks
 from fedtmle.model.submodel import GeneralisedLinear
-from fedtmle.model.table import Table
+from fedtmle.model.table import AnyTable, Table
 from fedtmle.model.types import Array, Codes, IntArray, Part, packed_size, unpack, upper_pairs
-from fedtmle.privacy.charts import AbstractChart, Lift, Tangent, chart_of
+from fedtmle.privacy.charts import AbstractChart, Lift, Tangent, chart_of, held_view
 from fedtmle.privacy.time import PersonPeriodChart
+from fedtmle.programs.own import OwnIntercepts
+from fedtmle.protocol.query import View
 from fedtmle.targets.effects.moments import ClosingLayout, MomentColumns
 from fedtmle.targets.effects.prepare import Q_MARGIN, Preparation
 from fedtmle.targets.effects.problem import EffectLaw, EffectProblem, FluctuatedPart
@@ -253,6 +255,12 @@ class ProfiledChart(AbstractChart[None, Table]):
 
 
 chart_of.register(ProfiledModel, ProfiledChart)
+
+
+@held_view.register
+def _(view: OwnIntercepts, rows: AnyTable) -> View:
+    """Hold the silo's intercepts, as if whoever attacks knew them."""
+    return view.held(rows)
 
 
 @chart_of.register

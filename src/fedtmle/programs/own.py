@@ -5,7 +5,7 @@ A model predicts at a silo with the silo's own intercept, which is a column of t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeVar, final
 
@@ -28,29 +28,36 @@ Result = TypeVar("Result")
 class OwnIntercepts:
     """Shows rows with a column for each model that has an intercept of each silo's own.
 
-    A silo's intercepts are those of the first rows that are shown. They stay as they are when the audit moves
-    rows, as if whoever attacks knew them.
+    ``known`` are intercepts by column and silo; the others are those of the rows that are shown.
     """
 
     intercepts: tuple[AbstractOwnIntercept, ...]
-    _known: dict[tuple[str, str], float] = field(default_factory=dict, init=False, repr=False, compare=False)
+    known: Mapping[tuple[str, str], float] = field(default_factory=dict)
 
     def of(self, rows: AnyTable) -> AnyTable:
-        for silo, part in by_silo(rows):
-            for each in self.intercepts:
-                if (each.name, silo) not in self._known:
-                    self._known[each.name, silo] = each.of(part)
+        known = self._of_rows(rows)
         if isinstance(rows, StreamedTable):
             read = rows.read
-            return replace(rows, read=lambda: map(self._shown, read()))
-        return self._shown(rows)
+            return replace(rows, read=lambda: (self._shown(batch, known) for batch in read()))
+        return self._shown(rows, known)
 
-    def _shown(self, table: Table) -> Table:
+    def held(self, rows: AnyTable) -> OwnIntercepts:
+        """Return the view whose intercepts stay those of these rows, whichever rows of the silos it shows."""
+        return replace(self, known=self._of_rows(rows))
+
+    def _of_rows(self, rows: AnyTable) -> dict[tuple[str, str], float]:
+        known = dict(self.known)
+        for silo, part in by_silo(rows):
+            for each in self.intercepts:
+                if (each.name, silo) not in known:
+                    known[each.name, silo] = each.of(part)
+        return known
+
+    def _shown(self, table: Table, known: Mapping[tuple[str, str], float]) -> Table:
         factor = table.factors[SILO]
         for each in self.intercepts:
-            known = [self._known.get((each.name, silo), np.nan) for silo in factor.levels]
-            column: Array = np.array(known)[factor.codes]
-            table = table.with_numeric(each.name, column)
+            of_silos: Array = np.array([known.get((each.name, silo), np.nan) for silo in factor.levels])
+            table = table.with_numeric(each.name, of_silos[factor.codes])
         return table
 
 
