@@ -1,6 +1,6 @@
 """How many honest studies silos refuse: ``python -m tests.attacks.refusals`` writes docs/honest.md.
 
-    python -m tests.attacks.refusals [--studies 2000] [--processes 2] [--log FILE] [--show]
+    python -m tests.attacks.refusals [--studies 2000] [--processes 2] [--log FILE] [--known] [--show]
 
 Each study is run twice under the default policy. In the open run nothing stops at a refusal: it is noted, and
 the rows behind every answer are also judged by the former rule and by stricter floors. The masked run is one
@@ -10,6 +10,7 @@ in earnest, with the keys of an embedded run.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import multiprocessing
 import os
@@ -30,8 +31,8 @@ from fedtmle.data import load_all
 from fedtmle.demo import IHDP, ihdp_silos
 from fedtmle.errors import InputError
 from fedtmle.model.leverage import PersonRows, largest_leverage
-from fedtmle.model.submodel import AbstractRowsSubmodel, GeneralisedLinear
-from fedtmle.model.types import Array, Part, matrix
+from fedtmle.model.submodel import AbstractRowsSubmodel
+from fedtmle.model.types import Array, Part
 from fedtmle.privacy.charts import row_terms
 from fedtmle.protocol.guard import Guard, RefusalError
 from fedtmle.protocol.plan import Member, Plan, roster
@@ -39,14 +40,15 @@ from fedtmle.protocol.query import Local, Query
 from fedtmle.solver import embedded_keys
 from fedtmle.studyfile.file import study_plan
 from fedtmle.studyfile.schema import schema_of
-from tests.attacks.honest import honest, run_advised, run_honest
+from tests.attacks.honest import FLOORS as FLOORS_OF_SILOS
+from tests.attacks.honest import honest, run_honest
+from tests.attacks.truth import Truth, truth_of
 from tests.declare import declare
 
 PAGE = Path(__file__).parents[2] / "docs" / "honest.md"
 SEED = 2026
 FLOORS = (1.2, 2.0, 3.0, 5.0)
 ENOUGH = 10  # people over all silos behind every column
-TOO_MANY = "40 covariates, 5 silos of 100"
 Rng = np.random.Generator
 Study = tuple[Plan, dict[str, Any]]
 
@@ -57,19 +59,19 @@ class Verdict:
 
     ``open`` and ``masked`` are the key that refused, "" if none did, "failed" if the study has no answer, and
     "never" if it cannot be masked. ``least`` counts the people over all silos behind the rarest column of any
-    model, and ``fewest`` in effect: one over the largest share of a column's sum of squares. ``own`` and
-    ``pooled`` are the largest leverages by a silo's own rows and by all silos' rows. ``advised`` says whether
-    every owner who refused under masks read the name of a column and a remedy.
+    model. ``own`` and ``pooled`` are the largest leverages by a silo's own rows and by all silos' rows.
+    ``advised`` says whether every owner who refused under masks read the name of a column and a remedy.
+    ``truth`` is what the rows of all silos say of the masked study, None if it cannot be masked.
     """
 
     open: str
     masked: str
     former: bool
     least: int
-    fewest: float
     own: float
     pooled: float
     advised: bool
+    truth: Truth | None
 
 
 @dataclass
@@ -81,7 +83,6 @@ class Judge:
     former: bool = False
     rows: dict[tuple[int, int, int], list[Array]] = field(default_factory=dict)
     people: dict[tuple[int, int, int], Array] = field(default_factory=dict)
-    squares: dict[tuple[int, int, int], list[Array]] = field(default_factory=dict)
     rounds: Counter[int] = field(default_factory=Counter)
 
     def __call__(self, guard: Guard, query: Query, local: Local, *more: object) -> None:
@@ -108,8 +109,6 @@ class Judge:
             self.former |= was_refused(row_terms(submodel, point.eps, Part.GRADIENT))
             key = (*at, 2 * j)
             self.people[key] = self.people.get(key, 0) + submodel.column_people().astype(np.float64)
-            if isinstance(submodel, GeneralisedLinear):
-                self.squares.setdefault(key, []).append(matrix(submodel.X) ** 2)
             for part in (Part.GRADIENT, Part.HESSIAN) if point.curvature else (Part.GRADIENT,):
                 seen = [piece.rows for piece in submodel.disclosed_rows(point.eps, part)]
                 key = (*at, 2 * j + (part is Part.HESSIAN))
@@ -123,16 +122,6 @@ class Judge:
     def pooled(self) -> float:
         together = (np.concatenate(parts, axis=1) for parts in self.rows.values())
         return max(map(largest, together), default=0.0)
-
-    @property
-    def fewest(self) -> float:
-        """People in effect behind a column: one over the largest share of its sum of squares."""
-        found = np.inf
-        for parts in self.squares.values():
-            squares = np.concatenate(parts, axis=1)
-            told = squares[squares.any(axis=1)]
-            found = min(found, float((told.sum(axis=1) / told.max(axis=1)).min(initial=np.inf)))
-        return found
 
     @property
     def least(self) -> int:
@@ -161,7 +150,7 @@ def masked(plan: Plan) -> Plan:
     return replace(plan, roster=tuple(Member(name=name, mask_key=keys[name].public) for name in plan.silos))
 
 
-def judged(study: Study) -> Verdict:
+def judged(given: Study) -> Verdict:
     """How a study ends in both settings, and what other rules say of its rows."""
     judge = Judge(Guard.examine)
 
@@ -169,21 +158,22 @@ def judged(study: Study) -> Verdict:
         judge(*arguments)
 
     with mock.patch.object(Guard, "examine", examine):
-        ended, why = run_honest(*study)
-    plan, rows = study
+        ended, why = run_honest(*given)
+    plan, rows = given
+    truth: Truth | None
     try:
-        *under, advice = run_advised(masked(plan), rows)
+        truth, (*under, advice) = truth_of(masked(plan), rows)
     except InputError:
-        under, advice = ["never", ""], ()
+        truth, under, advice = None, ["never", ""], ()
     return Verdict(
         open=judge.key or _key(ended, why),
         masked="never" if under == ["failed", "InputError"] else _key(*under),
         former=judge.former,
         least=judge.least,
-        fewest=judge.fewest,
         own=judge.own,
         pooled=judge.pooled,
         advised=all(map(names_column, advice)),
+        truth=truth,
     )
 
 
@@ -251,6 +241,42 @@ def ihdp(rng: Rng) -> Study:  # noqa: ARG001 - the same each time
     return study_plan(IHDP, roster(list(silos))), dict(load_all(silos, schema_of(IHDP)))
 
 
+def over_time(formula: str, hazard: float, rng: Rng) -> Study:
+    """Time to an event in eight periods, of which each silo of 200 has ``hazard`` in a period."""
+    data = {}
+    for m in range(5):
+        w, a = rng.standard_normal(200).clip(-4, 4), rng.permutation(np.arange(200) % 2)
+        event, left = (rng.geometric(np.clip(rate * np.exp(0.3 * w), 0, 1)) for rate in (hazard, 0.03))
+        time = np.minimum(np.minimum(event, left), 8)
+        happened = (event <= left) & (event <= 8)
+        data[f"silo {m}"] = {"time": time - 0.5, "event": happened * 1.0, "a": a.astype(float), "w": w}
+    study = ft.Study(
+        target=ft.Risk(outcome="event", time="time", treatment="a", periods=8, period_length=1.0),
+        hazard_model=ft.GLM(formula),
+        censoring_model=ft.GLM("a + w"),
+        treatment_model=ft.GLM("1"),
+        variables=declare(event="binary", time=(0, 8), a="binary", w=(-4, 4)),
+    )
+    return study_plan(study, roster(list(data))), dict(load_all(data, schema_of(study)))
+
+
+def rare_outcome(rate: float, rng: Rng) -> Study:
+    """A binary outcome that few people have, in five silos of 200."""
+    data = {}
+    for m in range(5):
+        w, z = rng.standard_normal((2, 200)).clip(-4, 4)
+        a = rng.permutation(np.arange(200) % 2)
+        y = rng.random(200) < rate * np.exp(0.3 * w)
+        data[f"silo {m}"] = {"y": y * 1.0, "a": a.astype(float), "w": w, "z": z}
+    study = ft.Study(
+        target=ft.ATE(outcome="y", treatment="a"),
+        outcome_model=ft.GLM("a + w + z"),
+        treatment_model=ft.GLM("w + z"),
+        variables=declare(y="binary", a="binary", w=(-4, 4), z=(-4, 4)),
+    )
+    return study_plan(study, roster(list(data))), dict(load_all(data, schema_of(study)))
+
+
 def generated(rng: Rng) -> Study:
     return honest(int(rng.integers(2**31)))
 
@@ -267,27 +293,51 @@ KINDS: dict[str, tuple[Callable[[Rng], Study], float]] = {
     },
     "a factor of six levels, 5 silos of 100": (levels, 0.05),
     "raw costs, 5 silos of 100": (costs, 0.05),
-    TOO_MANY: (partial(many, 5), 0.025),
+    "40 covariates, 5 silos of 100": (partial(many, 5), 0.025),
     "8 silos of 20 to 60": (small, 0.05),
     "IHDP, 8 hospitals, 20 columns": (ihdp, 0.0),
     "40 covariates, 20 silos of 100": (partial(many, 20), 0.025),
 }
+FEW_EVENTS: dict[str, tuple[Callable[[Rng], Study], float]] = {
+    "an outcome that 2 % have, 5 silos of 200": (partial(rare_outcome, 0.02), 0.05),
+    "an outcome that 10 % have, 5 silos of 200": (partial(rare_outcome, 0.1), 0.05),
+    **{
+        f"8 periods, hazard {hazard:.1%}, {what}, 5 silos of 200".replace("%", " %"): (
+            partial(over_time, formula, hazard),
+            0.05,
+        )
+        for what, formula in (("by period", "a + w + C(period)"), ("and w by period", "a + C(period)*w"))
+        for hazard in (0.005, 0.03)
+    },
+}
+KINDS |= FEW_EVENTS
+
+
+def study(name: str, number: int) -> Study:
+    """A study of one kind."""
+    return KINDS[name][0](np.random.default_rng([SEED, list(KINDS).index(name), number]))
 
 
 def verdict(task: tuple[str, int]) -> tuple[tuple[str, int], Verdict]:
     """The verdict of one study, by its kind and number."""
-    name, number = task
-    rng = np.random.default_rng([SEED, list(KINDS).index(name), number])
-    return task, judged(KINDS[name][0](rng))
+    return task, judged(study(*task))
 
 
-def verdicts(studies: int, processes: int, log: Path | None = None) -> dict[str, list[Verdict]]:
-    """The verdicts by kind. Those in ``log`` are read from there, and new ones are added to it."""
+def verdicts(
+    studies: int, processes: int, log: Path | None = None, *, known_only: bool = False
+) -> dict[str, list[Verdict]]:
+    """The verdicts by kind. Those in ``log`` are read from there, and new ones are added to it.
+
+    If only those that are ``known`` are wanted, each kind has those up to the first that is not.
+    """
     known: dict[tuple[str, int], Verdict] = {}
     for line in log.read_text().splitlines() if log is not None and log.exists() else ():
         (name, number), values = json.loads(line)
-        known[name, number] = Verdict(**values)
+        truth = values.pop("truth")
+        known[name, number] = Verdict(**values, truth=None if truth is None else Truth(*truth))
     counts = {name: max(1, round(share * studies)) for name, (_, share) in KINDS.items()}
+    if known_only:
+        counts = {name: next(k for k in itertools.count() if (name, k) not in known) for name in KINDS}
     tasks = sorted((k / counts[name], name, k) for name in KINDS for k in range(counts[name]))  # in turn
     left = [(name, k) for _, name, k in tasks if (name, k) not in known]
     with multiprocessing.get_context("spawn").Pool(processes) as pool:
@@ -307,6 +357,11 @@ def is_refusal(key: str) -> bool:
     return key not in ("", "failed", "never")
 
 
+def is_violated(verdict: Verdict) -> bool:
+    """Whether the rows of all silos violate the rule of the default policy."""
+    return verdict.truth is not None and verdict.truth.violates(FLOORS_OF_SILOS)
+
+
 def refusals(found: dict[str, list[Verdict]]) -> Iterator[str]:
     """Lines of the table of refusals, by kind of study, and the total."""
     titles = (
@@ -315,25 +370,32 @@ def refusals(found: dict[str, list[Verdict]]) -> Iterator[str]:
         "open, before",
         "open",
         "masked",
+        "rightly",
+        "wrongly",
         "10 people",
-        "10 in effect",
+        "10 people, wrongly",
+        "answered, violated",
         "keys, masked",
     )
     yield f"| {' | '.join(titles)} |"
     yield f"|{'---|' * len(titles)}"
     for name, each in (*found.items(), ("all", [v for own in found.values() for v in own])):
         under = [v for v in each if v.masked not in ("never", "failed")]
+        refused = [v for v in under if is_refusal(v.masked)]
+        wrongly = [v for v in refused if not is_violated(v)]
         enough = [v for v in under if v.least >= ENOUGH]
-        heavy = [v for v in enough if v.fewest >= ENOUGH]
-        keys = Counter(v.masked for v in under if is_refusal(v.masked))
+        keys = Counter(v.masked for v in refused)
         cells = (
             name,
             str(len(each)),
             share([v for v in each if v.former], each),
             share([v for v in each if is_refusal(v.open)], each),
-            share([v for v in under if is_refusal(v.masked)], under),
+            share(refused, under),
+            str(len(refused) - len(wrongly)),
+            str(len(wrongly)),
             share([v for v in enough if is_refusal(v.masked)], enough),
-            share([v for v in heavy if is_refusal(v.masked)], heavy),
+            str(sum(v.least >= ENOUGH for v in wrongly)),
+            str(sum(is_violated(v) and not is_refusal(v.masked) for v in under)),
             ", ".join(f"`{key}` {count}" for key, count in sorted(keys.items())) or "-",
         )
         yield f"| {' | '.join(cells)} |"
@@ -341,17 +403,27 @@ def refusals(found: dict[str, list[Verdict]]) -> Iterator[str]:
 
 def shares(found: dict[str, list[Verdict]]) -> str:
     """The sentences that state which share of the masked studies with enough people is refused."""
-    ended = ((name, v) for name, each in found.items() for v in each if v.masked not in ("never", "failed"))
-    under = list(ended)
-    enough = [(name, v) for name, v in under if v.least >= ENOUGH]
-    heavy = [(name, v) for name, v in enough if v.fewest >= ENOUGH]
-    others = [(name, v) for name, v in heavy if name != TOO_MANY]
-    parts = [100 * np.mean([is_refusal(v.masked) for _, v in some]) for some in (enough, heavy, others)]
+    under = [(name, v) for name, each in found.items() for v in each if v.masked not in ("never", "failed")]
     refused = [v for _, v in under if is_refusal(v.masked)]
+    answered = [v for _, v in under if is_violated(v) and not is_refusal(v.masked)]
+    said = []
+    for what, is_in in (
+        ("", lambda name: name not in FEW_EVENTS),
+        (" with few events", FEW_EVENTS.__contains__),
+    ):
+        enough = [v for name, v in under if is_in(name) and v.least >= ENOUGH]
+        among = [v for v in enough if is_refusal(v.masked)]
+        wrongly = [v for v in among if not is_violated(v)]
+        said.append(
+            f"Of the {len(enough)} studies{what} under masks that have ten people behind every column, "
+            f"{len(among)} are refused:\n{len(among) - len(wrongly)} rightly, and {len(wrongly)} "
+            f"({100 * len(wrongly) / len(enough):.1f} %) wrongly, because a silo cannot prove that the rule "
+            "holds."
+        )
     return (
-        f"Refused under masks are {parts[0]:.1f} % of the studies with ten people behind every column, and "
-        f"{parts[1]:.1f} % of those\nwith ten in effect; {parts[2]:.1f} % without the studies with 40 "
-        "covariates in five silos. The goal is 2 %.\n"
+        f"{said[0]} The goal is 2 %.\n{said[1]}\n"
+        f"Of all {len(under)} studies under masks, {len(answered)} are answered although the rule is "
+        "violated.\n"
         f"In {sum(v.advised for v in refused)} of the {len(refused)} studies that are refused under masks, "
         "every owner who refuses reads which column is behind it\nand what to do. Studies without a fitted "
         "model have no column to name.\n"
@@ -369,6 +441,24 @@ def floors(found: dict[str, list[Verdict]]) -> Iterator[str]:
         yield f"| {name} | {' | '.join(f'{count / len(each):.0%}' for count in counts)} |"
 
 
+RULES = {"events": "events", "no events": "others", "people": "people", "responses": "responses"}
+
+
+def rules_on_responses(found: dict[str, list[Verdict]]) -> Iterator[str]:
+    """Lines of the table of what rules on the responses would refuse."""
+    yield f"| studies | masked | {' | '.join(RULES)} |"
+    yield f"|---|---|{'---|' * len(RULES)}"
+    least, few = (1 + 1e-9) / FLOORS_OF_SILOS.min_people, (1 + 1e-9) / FLOORS_OF_SILOS.min_pooled
+    for name, each in found.items():
+        signed = [v.truth.signed for v in each if v.truth is not None and v.masked != "never"]
+        cells = []
+        for rule in RULES.values():
+            judged = [leverages[rule] for leverages in signed if rule in leverages]
+            together = sum(pooled > few or rest > least for _, pooled, rest in judged)
+            cells.append(f"{together} ({sum(own > least for own, *_ in judged)})")
+        yield f"| {name} | {len(signed)} | {' | '.join(cells)} |"
+
+
 TEXT = """\
 # Honest studies that a policy refuses
 
@@ -380,32 +470,47 @@ which at least one silo refused at least one answer.
 * **open**: the default policy, each silo by its own rows;
 * **masked**: the default policy under masks, of those studies that can be masked (three silos or more, and
   an algorithm that asks for totals) and that have an answer;
-* **10 people**: the same, of those studies in which at least ten people over all silos are in every column of
-  every model;
-* **10 in effect**: of those, the ones in which no person has more than a tenth of a column's sum of squares.
+* **rightly**: those of them in which the rows of all silos violate the rule that the policy states. For
+  this count every study also runs to its end without a guard, with everybody's rows in view. The rule is
+  violated if one person has more than 1/`min_pooled` (a half) of some combination of a model's sums over
+  all silos, or more than 1/`min_people` (83 %) of some combination of any sums after one other silo has
+  subtracted its own rows, or if a column or level is that of fewer than `min_support` (5) people of all
+  silos;
+* **wrongly**: the others. No rule asks for these refusals; a silo sees too little to know that;
+* **10 people**: refusals under masks, of those studies in which at least ten people over all silos are in
+  every column of every model; **10 people, wrongly**: those of them that are wrong;
+* **answered, violated**: studies that violate the rule and yet were answered, which would be mistakes of
+  the guard.
 
 """
 MIDDLE = """
-With 40 covariates, 500 people are too few. In most such studies one person with a large residual has
-more than half of some combination of all silos' sums (*all rows, 2* below). So `min_pooled` refuses even if
-all owners trust each other (`colluders = 0`: 19 of the first 20 studies, some because looks are rounded).
-If one of the five silos subtracts its own rows, a person has 0.55 to 0.77 of what remains. `min_people`
-allows 0.83, but no silo can see that. It knows only that each other silo leaves at least some share of every
-combination, here 0.25 to 0.4, and must assume that its own person is in the worst of these: about
-three times the truth. To know better it would need the other silo's sums of products, over 100 people in 42
-columns. With [three to five silos](threats.md#a-silo-that-lies) a silo then tries its own rows, which is why
-the key is `min_people`: leave covariates out or have more people. With 20 silos one person has at most 0.3 of
-a combination, and no study is refused.
-In raw costs one person has up to 86 % of the column's sum of squares, and a logarithm helps.
+Why studies are refused wrongly:
 
-Studies with a rare covariate that ten people or more have are refused where one of them has a large residual
-and with it more than half of a combination of all silos' sums. Of the first 100 studies of each kind these
-are 8 of 59 (1 % in 10 silos; 2 more are refused because looks are rounded), 4 of 54 (2 % in 5 silos) and
-1 of 100 (2 % in 10 silos). Before silos could omit sums of predictions, and looked again sooner at rare
-columns, 30, 17 and 26 were refused.
+* **Silos leave out whole groups.** With six silos or more, one of them may lie, and a silo does not know
+  which. It counts the rows without one group of three or more, not without one silo.
+* **Few silos know little of each other.** With three to five silos, a silo knows the smallest share of
+  every combination that each other silo leaves if it subtracts its rows, and must assume that its own
+  person is in the worst one. With 40 covariates in five silos of 100 the bound is 3.1 times the largest
+  share over all silos (2.6 to 3.8 in 20 simulated studies), the truth 1.15 times. No bound by such shares
+  can be sharper: a person may lie in that very combination. If the silos also added up the squares of their
+  matrices of shares P_j, the bound would be 1.6 times (1.4 to 1.7), since u'P_j u is at most the root of
+  |u|^2 times u'(sum P_j^2)u. That is not done. With three silos, one of which subtracts its own, the sums A
+  + B and A^2 + B^2 of the other two matrices give (A - B)^2, and with it each of the two up to signs: what
+  masks should hide.
+* **Closing sums are judged by the silo's own rows.** If 2 % have the outcome, a silo of 200 often has one
+  event in an arm, and that person is nearly all of an arm's residuals there, while all silos together have
+  enough. A look before the closing sums would cost two to four rounds in every study.
+* **Looks are rounded**, by up to a person's share in small studies.
 
-The studies before were counted with other generators as well: 262 of 431 simulated studies were refused, IHDP
-by 6 of its 8 hospitals, and ACTG175 cut into 10 silos always. These three figures cannot be run again here.
+With 40 covariates, 500 people are too few: in most such studies one person with a large residual has more
+than half of some combination of all silos' sums. With 20 silos one person has at most 0.3 of a combination,
+and no study is refused. In raw costs one person has up to 86 % of the column's sum of squares, and a
+logarithm helps. Studies with a rare covariate that ten people or more have are refused where one of them
+has a large residual and with it more than half of a combination of all silos' sums.
+
+The studies before were counted with other generators as well: 262 of 431 simulated studies were refused,
+IHDP by 6 of its 8 hospitals, and ACTG175 cut into 10 silos always. These three figures cannot be run again
+here.
 
 ## Other floors
 
@@ -417,12 +522,39 @@ share of studies in which at least one answer of at least one silo would have be
 * **all rows**: the same with the rows of all silos together, without any credit for rounding.
 
 """
-END = """
+SIGNED = """
 Sums that are seen silo by silo cannot promise three people to small silos with many columns: most honest
 studies would be refused. Added up over the silos, the same sums often can.
 
-Written by `python -m tests.attacks.refusals --studies {studies}`, with seed {seed}.
+## Rules on responses
+
+At the start of a fit the gradient of a binary response is the sum of (1/2 - y) x. Four rules on these rows
+were tried on the same studies. A cell is the number of masked studies that the rule would refuse by the
+rows of all silos (`min_pooled`, and `min_people` after one silo subtracted its own); in brackets, by the
+own rows of a silo, as in an open study:
+
+* **events**: the rows with y = 1 by themselves; **no events**: those with y = 0;
+* **people**: a person's rows in all periods added up with their signs. This rule is in force, for hazard
+  models;
+* **responses**: the same for the columns of all models together. It would refuse outcomes that nearly
+  repeat the treatment ([discordant responses](threats.md#what-cannot-be-prevented-or-detected)).
+
 """
+END = """
+The rules on events would refuse studies with few events, and the demonstration (IHDP), without need: a sum
+over the events alone follows from no single answer. The rule on all responses costs nearly nothing, but
+silos could only apply it together if looks pooled the products of the signs of outcome and treatment, by
+pairs of columns: for a cell with one person that discloses whether outcome and treatment agree. So it is
+not applied.
+
+Written by `python -m tests.attacks.refusals{how}, with seed {seed}.
+"""
+
+
+def _written(studies: int, found: dict[str, list[Verdict]], *, known_only: bool) -> str:
+    if not known_only:
+        return f" --studies {studies}`"
+    return f"` from the first {sum(map(len, found.values()))} studies that it ran"
 
 
 def main() -> None:
@@ -430,13 +562,15 @@ def main() -> None:
     options.add_argument("--studies", type=int, default=2000)
     options.add_argument("--processes", type=int, default=2)
     options.add_argument("--log", type=Path, help="keep each verdict in this file, to go on later")
+    options.add_argument("--known", action="store_true", help="run no study that is not in the log")
     options.add_argument("--show", action="store_true", help="print the page and do not write it")
     asked = options.parse_args()
     os.environ.setdefault("NUMBA_NUM_THREADS", "1")
-    found = verdicts(asked.studies, asked.processes, asked.log)
-    tables = ["\n".join(lines) + "\n" for lines in (refusals(found), floors(found))]
-    tables[0] += "\n" + shares(found)
-    page = TEXT + tables[0] + MIDDLE + tables[1] + END.format(studies=asked.studies, seed=SEED)
+    found = verdicts(asked.studies, asked.processes, asked.log, known_only=asked.known)
+    lines = refusals(found), floors(found), rules_on_responses(found)
+    first, second, third = ("\n".join(each) + "\n" for each in lines)
+    end = END.format(how=_written(asked.studies, found, known_only=asked.known), seed=SEED)
+    page = TEXT + first + "\n" + shares(found) + MIDDLE + second + SIGNED + third + end
     if asked.show:
         print(page)  # noqa: T201
     else:
