@@ -254,6 +254,13 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("sums shrink slowly", "return math.exp(delta) if family", "return math.exp(delta / 4.0) if family"),
         ("a look holds everywhere", "if not distance <= 1.0:", "if False:"),
         ("people are counted twice", "found += is_in.sum(axis=1)", "found += 2 * is_in.sum(axis=1)"),
+        ("sums over periods are not looked at", "or self.is_summed", ""),
+        ("the rows of periods count apart", "if not self.is_summed:", "if True:"),
+        (
+            "sums over periods are scaled down",
+            "return self.weight * self.facts.periods * np.array",
+            "return self.weight * np.array",
+        ),
     ),
     *_many(
         "protocol/grams.py",
@@ -274,6 +281,21 @@ MUTATIONS: tuple[Mutation, ...] = (
         "protocol/guard.py",
         LOOKS,
         ("what others leave is not counted", " * looks.rest(point, part, local, rule.colluders)", ""),
+        ("own rows stand in for all", 'discloses_shares and rule.floor != "min_pooled"', "discloses_shares"),
+    ),
+    *_many(
+        "protocol/guard.py",
+        f"{ATTACKS}[LoneEvent] {ATTACKS}[LoneCensored]",
+        (
+            "sums over periods are not judged by the own rows",
+            "            self._examine_periods(point.model, local)\n",
+            "",
+        ),
+    ),
+    *_many(
+        "protocol/grams.py",
+        LOOKS,
+        ("sums over periods are looked at first", "        return self.points\n", "        return ()\n"),
     ),
     *_many(
         "model/leverage.py",

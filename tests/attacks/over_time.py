@@ -243,7 +243,6 @@ class LoneEvent(AbstractInvented):
     """Models the hazard by covariate and period where one person alone leaves in the first period."""
 
     yields = "a covariate of the one person with an event in the first period, to 1e-9"
-    keys = ()
 
     def study(self) -> ft.Study:
         return ft.Study(
@@ -286,6 +285,20 @@ class LoneEvent(AbstractInvented):
 
     def works(self, learned: float) -> bool:
         return abs(learned - 0.777) < 1e-9
+
+
+class LoneCensored(LoneEvent):
+    """Models the hazard by covariate and period where one person alone is censored in the first period."""
+
+    yields = "a covariate of the one person who was censored in the first period, to 1e-9"
+
+    def columns(self) -> Columns:
+        columns = super().columns()
+        columns["event"][PERSON] = 0.0
+        return columns
+
+    def alone(self, sums: dict[str, float]) -> float:
+        return -super().alone(sums)
 
 
 class AbstractImputed(AbstractInvented):
@@ -466,6 +479,8 @@ ATTACKS: tuple[AbstractAttack, ...] = (
     LoneShift(),
     TwoShifts(),
     LoneLeaver(),
+    LoneEvent(),
+    LoneCensored(),
     LastVisit(),
     TwoCompletions(),
     OffTheLine(),
@@ -473,4 +488,4 @@ ATTACKS: tuple[AbstractAttack, ...] = (
     SaidToBeAbsent(),
 )
 HIDDEN: tuple[AbstractAttack, ...] = (OwnIntercept(),)  # nothing of one silo is asked for
-WORKING: tuple[AbstractAttack, ...] = (LoneEvent(), OwnSlope())
+WORKING: tuple[AbstractAttack, ...] = (OwnSlope(),)

@@ -230,6 +230,7 @@ class OneColumn:
     dim: int = 1
     design_names = None  # not a regression on a table
     known_people = ()
+    judged_together = None
 
     def submodel(self, law: None, rows: np.ndarray) -> AbstractSubmodel:  # noqa: ARG002
         return GeneralisedLinear(

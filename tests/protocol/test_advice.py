@@ -11,7 +11,7 @@ import fedtmle as ft
 from fedtmle.data import load_all
 from fedtmle.errors import RefusedError
 from fedtmle.model.leverage import PersonRows, heaviest_combination, largest_leverage
-from fedtmle.protocol.advice import about_answer, about_combination
+from fedtmle.protocol.advice import about_answer, about_combination, about_periods
 from fedtmle.protocol.plan import roster
 from fedtmle.protocol.policy import Policy
 from fedtmle.runtime.keeper import Keeper
@@ -54,6 +54,15 @@ def test_a_column_with_one_extreme_value_is_named_and_to_be_transformed() -> Non
     said = advice(design)
     assert "'cost'" in said
     assert "log(cost)" in said
+
+
+def test_a_period_that_few_leave_is_named_and_to_be_joined_with_others() -> None:
+    design = rows()
+    design[2] = np.arange(80) == 7
+    said = about_periods(NAMES, lambda: [PersonRows(design)])
+    assert "'smoker'" in said
+    assert "longer periods" in said
+    assert "leave products with the period out" in said
 
 
 def test_columns_that_differ_in_one_person_are_named_together() -> None:

@@ -27,13 +27,16 @@ from fedtmle.protocol.outcome import Targeted
 from fedtmle.protocol.plan import Member, Plan
 from fedtmle.protocol.policy import UNGUARDED, Policy
 from fedtmle.protocol.query import Evaluation, Local, Query
-from fedtmle.protocol.subjects import NEAR, Subject
+from fedtmle.protocol.subjects import NEAR, Subject, Union
 from fedtmle.runtime.keeper import Keeper
 from fedtmle.runtime.replay import heard_rounds
 from fedtmle.runtime.session import Finished, InProcess, Session
 from fedtmle.runtime.silo import Silo
 from fedtmle.studyfile.file import study_plan
 from fedtmle.studyfile.schema import schema_of
+from tests.attacks import refusals
+from tests.attacks.honest import run_honest
+from tests.attacks.truth import truth_of
 from tests.declare import declare
 from tests.premise import Premise
 from tests.runtime.faults import key_of
@@ -257,6 +260,108 @@ def test_nothing_but_their_number_is_told_of_four_people(monkeypatch: pytest.Mon
     assert looked
 
 
+def followed(seed: int, sizes: tuple[int, ...], *, leaves: float = 0.15) -> dict[str, Any]:
+    """Follow-up over four periods, in each of which people have the event or are censored."""
+    rng = np.random.default_rng(seed)
+    silos = {}
+    for m, n in enumerate(sizes):
+        left = np.minimum(rng.geometric(leaves, n), 4)
+        event = (rng.random(n) < 0.6).astype(float)
+        a = rng.permutation(np.arange(n) % 2).astype(float)
+        silos[f"silo {m}"] = {"time": left - 0.5, "event": event, "a": a, "w": rng.uniform(-1, 1, n)}
+    return silos
+
+
+def hazards(formula: str) -> ft.Study:
+    return ft.Study(
+        target=ft.Risk(outcome="event", time="time", treatment="a", periods=4, period_length=1.0),
+        hazard_model=ft.GLM(formula),
+        censoring_model=ft.GLM("1"),
+        treatment_model=ft.GLM("1"),
+        variables=declare(event="binary", time=(0, 4), a="binary", w=(-1, 1)),
+        diagnostics=False,
+    )
+
+
+def sums_over_periods(rows: Mapping[str, Array]) -> Array:
+    """What each person adds to the gradient at zero of C(period) + w:C(period), written longhand, (8, N)."""
+    people = []
+    for time, event, w in zip(rows["time"], rows["event"], rows["w"], strict=True):
+        last, added = int(time + 0.5), np.zeros((2, 4))
+        for period in range(1, last + 1):
+            residual = 0.5 - (event if period == last else 0.0)
+            added[:, period - 1] += residual * np.array([1.0, w])
+        (one, slope), first = added, added.sum(axis=1)
+        people.append([first[0], *one[1:], *slope])
+    return np.array(people).T
+
+
+@pytest.mark.parametrize("silos", [6, 3])
+def test_sums_over_periods_are_judged_by_the_rows_of_all_silos(
+    silos: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each silo's rows are those written longhand, and no leverage is stated smaller than it is."""
+    data, examine = followed(8, (60,) * silos), Guard.examine
+    longhand = {name: sums_over_periods(rows) for name, rows in data.items()}
+    pooled = np.concatenate(list(longhand.values()), axis=1)
+    true = largest(pooled)
+    judged: set[str] = set()
+
+    def watched(guard: Guard, query: Query, local: Local, looks: Looks | None = None) -> None:
+        examine(guard, query, local, looks)
+        assert looks is not None
+        for point in (point for member in query.members for point in member.evaluations()):
+            union = looks.union(point)
+            if union is not None and "w:C(period)[2]" in union.names:
+                rows = np.concatenate([piece.rows for piece in union.rows(local)], axis=1)
+                assert largest(rows) == pytest.approx(largest(longhand[local.name]))
+                stated = looks.union_space(union, local).leverages(PersonRows(rows))
+                assert (stated >= 0.999 * leverages_in(pooled, longhand[local.name])).all()
+                assert stated.max() <= 2.0 * true
+                judged.add(local.name)
+
+    monkeypatch.setattr(Guard, "examine", watched)
+    masked(hazards("C(period) + w:C(period)"), data)
+    assert judged == set(data)
+
+
+def leverages_in(pooled: Array, rows: Array) -> Array:
+    return np.einsum("in,ij,jn->n", rows, np.linalg.inv(pooled @ pooled.T), rows)
+
+
+@pytest.mark.parametrize(("silos", "event", "own"), [(6, 0.0, ""), (4, 1.0, ""), (6, 1.0, " + C(silo)")])
+def test_whoever_leaves_a_period_alone_is_not_told(silos: int, event: float, own: str) -> None:
+    """Nor where each silo has an intercept of its own."""
+    data, study = followed(8, (60,) * silos), hazards(f"C(period) + w:C(period){own}")
+    masked(study, data)
+    for rows in data.values():
+        rows["time"] = np.maximum(rows["time"], 2.5)
+    data["silo 0"]["time"][7], data["silo 0"]["event"][7] = 0.5, event
+    with pytest.raises(AssertionError, match=r"refused: .*min_pooled"):
+        masked(study, data)
+
+
+def test_sums_over_periods_are_looked_at_after_the_model_was_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They say who of a few had the event: a silo that refuses the model does not answer."""
+    looked: list[bool] = []  # whether sums were looked at, by silo 0
+    answer = LookQuery.answer
+
+    def watched(query: LookQuery, local: Local) -> tuple[int, ...]:
+        if local.name == "silo 0":
+            looked.append(any(isinstance(each.subject, Union) for each in query.asked))
+        return answer(query, local)
+
+    monkeypatch.setattr(LookQuery, "answer", watched)
+    data = followed(8, (60,) * 6)
+    data["silo 0"]["w"][7] = 0.777
+    with pytest.raises(AssertionError, match=r"refused: .*min_pooled"):
+        masked(hazards("C(period) + I(1 + 1/(1 + (1e6*(w - 0.777))**2))"), data)
+    assert looked
+    assert not any(looked)
+    masked(hazards("C(period) + w"), data)
+    assert any(looked)
+
+
 class Lie:
     """A silo that says in every look that many people have every column, as much as its bounds allow."""
 
@@ -308,6 +413,16 @@ def test_people_of_an_accomplice_hide_nobody(at: int) -> None:
 def five() -> dict[str, Any]:
     """Too few silos for two groups that hide theirs."""
     return cohort(5, (60,) * 5, 0.0)
+
+
+def test_own_rows_do_not_stand_in_for_those_of_all_silos(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In this study of raw costs one person has 0.59 of a combination over all silos, 0.83 at no silo."""
+    plan, rows = refusals.study("raw costs, 5 silos of 100", 8)
+    under = refusals.masked(plan)
+    assert run_honest(under, rows) == ("refused", "min_pooled")
+    monkeypatch.setattr(Guard, "_may_try_own_rows", lambda *_: True)
+    assert run_honest(under, rows) == ("finished", "")
+    assert round(truth_of(under, rows)[0].pooled, 2) == 0.59
 
 
 def test_few_silos_believe_each_other_if_their_owners_let_them() -> None:

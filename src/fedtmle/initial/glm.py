@@ -253,7 +253,10 @@ class GLMModel(AbstractRegressionModel):
             tuple((j, math.ldexp(sign, self.scales[j])) for j, sign in combination)
             for combination in reference_columns(self.formula, self.levels)
         )
-        return JudgedTogether(self.family, self.response, ranges, self.weight_ceiling, periods, references)
+        may_cancel = periods > 1 and self.family is Family.LOGISTIC and not self.response.is_public
+        return JudgedTogether(
+            self.family, self.response, ranges, self.weight_ceiling, periods, references, may_cancel
+        )
 
     def submodel(self, law: None, rows: AnyTable) -> AbstractSubmodel:
         if self.response.periods:

@@ -106,11 +106,11 @@ class GroupedLinear(AbstractRowsSubmodel):
 
     def disclosed_rows(self, eps: Array, part: Part = Part.GRADIENT) -> Iterator[PersonRows]:
         """Yield the long rows; the leverages of one person's rows are added up."""
+        if self.are_public and part is Part.GRADIENT:
+            return self.summed_rows(eps)
 
         def disclosed(piece: LongRows) -> PersonRows:
             design, counts = piece.design, piece.counts
-            if self.are_public and part is Part.GRADIENT:
-                return PersonRows(by_person(design.slopes(eps), counts))
             pieces = [part.rows for part in design.disclosed_rows(eps, part)]
             rows = np.concatenate(pieces, axis=1) if pieces else np.zeros((self.dim, 0))
             if piece.groups is None or part is not Part.GRADIENT or not rows.size:
@@ -120,6 +120,10 @@ class GroupedLinear(AbstractRowsSubmodel):
             return PersonRows(joined, by_person(is_first[None], counts)[0].astype(np.int64))
 
         return self.over(disclosed)
+
+    def summed_rows(self, eps: Array) -> Iterator[PersonRows]:
+        """Yield what each person adds to the gradient: the sum of the long rows with their signs."""
+        return self.over(lambda piece: PersonRows(by_person(piece.design.slopes(eps), piece.counts)))
 
     @property
     def column_sizes(self) -> Array:

@@ -85,6 +85,8 @@ class JudgedTogether(NamedTuple):
     ``response`` is equal for models of the same response. ``ranges`` are those of the columns, weights are at
     most ``weight``, and a person has at most ``periods`` rows. ``references`` are combinations of columns, by
     column and factor, each the indicator of a factor's reference level: zero where nobody has that level.
+    If rows of one person ``may_cancel`` in a sum, as those of two periods do at zero, the person's sum is
+    judged too.
     """
 
     family: Family
@@ -93,6 +95,7 @@ class JudgedTogether(NamedTuple):
     weight: float
     periods: int = 1
     references: tuple[tuple[tuple[int, float], ...], ...] = ()
+    may_cancel: bool = False
 
     @property
     def sizes(self) -> tuple[float, ...]:

@@ -35,7 +35,7 @@ import numpy as np
 from fedtmle.errors import InputError
 from fedtmle.model.exact import Sums, query_shifts, zero_sums
 from fedtmle.model.families import Family
-from fedtmle.model.grouped import by_person
+from fedtmle.model.grouped import GroupedLinear, by_person
 from fedtmle.model.leverage import Look, PersonRows, RowSpace
 from fedtmle.model.submodel import AbstractSubmodel, GeneralisedLinear, StreamedLinear
 from fedtmle.model.types import Array, IntArray, Part, RowBound, packed_size, upper_pairs
@@ -160,6 +160,13 @@ class Profiled(AbstractSubmodel):
     def disclosed_rows(self, eps: Array, part: Part = Part.GRADIENT) -> Iterator[PersonRows]:
         """Yield the rows t_i, centred within the silo."""
         return (piece for silo in self.silos for piece, _ in silo.centred(eps, part))
+
+    def summed_rows(self, eps: Array) -> Iterator[PersonRows]:
+        """Yield what each person adds to the gradient, of people with several rows."""
+        for silo in self.silos:
+            if isinstance(silo.whole, GroupedLinear):
+                for piece in silo.whole.summed_rows(silo.point(eps)):
+                    yield PersonRows(piece.rows[1:])
 
     def counted_rows(self, eps: Array, part: Part = Part.GRADIENT) -> Iterator[PersonRows]:
         for silo in self.silos:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from fedtmle.model.leverage import Pieces, RowSpace, heaviest_combination
+from fedtmle.model.types import IntArray
 
 RARE_BELOW = 10  # people in a column
 SHARE = 0.5  # a column is named if its part in a combination is at least this share of the largest part
@@ -42,8 +43,7 @@ def about_combination(names: Sequence[str] | None, pieces: Pieces, space: RowSpa
     """
     if names is None:
         return ""
-    parts, people = heaviest_combination(pieces, space)
-    order = [int(j) for j in np.argsort(-parts, kind="stable") if parts[j] >= SHARE][:MOST_NAMED]
+    order, people = _heaviest_columns(pieces, space)
     named = [names[j] for j in order]
     if len(order) == 1 and people[order[0]] >= RARE_BELOW:
         return f"One person is most of {_listed(named)}: {EXTREME.format(name=named[0])}."
@@ -51,6 +51,27 @@ def about_combination(names: Sequence[str] | None, pieces: Pieces, space: RowSpa
         rare = [names[j] for j in order if people[j] < RARE_BELOW]
         return f"One person dominates {_listed(rare)}: {RARE}."
     return f"One person is most of a combination of {_listed(named)}: {SEVERAL}."
+
+
+def about_periods(names: Sequence[str] | None, pieces: Pieces, space: RowSpace | None = None) -> str:
+    """Return advice about a hazard model whose sums of two periods differ by too few people.
+
+    ``space`` is a pooled one, by default that of the rows themselves.
+    """
+    if names is None:
+        return ""
+    named = [names[j] for j in _heaviest_columns(pieces, space)[0]]
+    return (
+        f"Too few people leave in a period, and one of them is most of a combination of {_listed(named)}: "
+        "have fewer and longer periods, put period instead of C(period) into the formula, or leave products "
+        "with the period out of it."
+    )
+
+
+def _heaviest_columns(pieces: Pieces, space: RowSpace | None) -> tuple[list[int], IntArray]:
+    """Return the columns of the combination in which one person's share is largest, and people by column."""
+    parts, people = heaviest_combination(pieces, space)
+    return [int(j) for j in np.argsort(-parts, kind="stable") if parts[j] >= SHARE][:MOST_NAMED], people
 
 
 def about_models(names: Sequence[str] | None, *, shared: bool = False, imputed: bool = False) -> str:

@@ -229,10 +229,14 @@ class LookQuery(AbstractLook):
     n: int
     groups: Groups
     phase: Phase = Phase.NUISANCE
+    points: tuple[Evaluation, ...] = ()  # gradients that a silo must be willing to send before it answers
 
     @property
     def explanation(self) -> str:
         return "sums of products of a model's rows, rounded coarsely, to judge the sums that are asked next"
+
+    def evaluations(self) -> tuple[Evaluation, ...]:
+        return self.points
 
     @property
     def disclosed_groups(self) -> Groups:

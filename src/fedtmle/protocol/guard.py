@@ -19,6 +19,7 @@ import numpy as np
 
 from fedtmle.model.budget import Privacy
 from fedtmle.model.exact import Sums
+from fedtmle.model.grouped import by_person
 from fedtmle.model.leverage import Look, PersonRows, RowSpace, largest_leverage
 from fedtmle.model.profile import Profiled
 from fedtmle.model.submodel import AbstractRowsSubmodel, AbstractSubmodel, StreamedLinear
@@ -28,6 +29,7 @@ from fedtmle.protocol.advice import (
     about_answer,
     about_combination,
     about_models,
+    about_periods,
     about_rare,
     about_support,
 )
@@ -125,6 +127,8 @@ class Guard:
         # Keys are the id of the model, which the value keeps alive, and whether the Hessian was examined.
         self._examined: dict[tuple[int, bool], _Examined] = {}
         self._streamed: list[Union] = []  # columns of the models of each response, of streamed tables
+        self._summed: list[Union] = []  # those of each response of several periods
+        self._summed_models: dict[int, Model] = {}  # models in these, by id
         self._designs = Designs(by_name=is_masked or self._rehearses_masked)
         self._unions: list[Union] = []  # models judged together with the rows of other silos
         self._supported: dict[int, Model] = {}  # models whose columns have enough people, by id
@@ -258,7 +262,7 @@ class Guard:
             if names is None:
                 continue
             pieces = local.submodel(point.model, point.law).disclosed_rows(point.eps)
-            squares = np.concatenate([piece.rows for piece in pieces], axis=1) ** 2
+            squares = np.concatenate([_squares(piece) for piece in pieces], axis=1)
             if squares.shape[1] == local.n_rows and person < local.n_rows:
                 own = squares[:, person] / np.maximum(squares.sum(axis=1), np.finfo(float).tiny)
                 shares.update(zip(names, own.tolist(), strict=True))
@@ -372,16 +376,16 @@ class Guard:
                 space = looks.space(point, part, local, rule.left_out)
                 look = submodel.look(point.eps, part, enough=allowed / MARGIN, space=space)
                 if not look.largest <= allowed:
-                    if looks.groups.discloses_shares:  # the own rows may suffice
+                    if self._may_try_own_rows(rule, looks):
                         return False
                     disclosed = partial(submodel.disclosed_rows, point.eps, part)
                     advice = about_combination(point.model.design_names, disclosed, space)
                     raise RefusalError(Reason.POLICY, rule.floor, advice)
                 look = replace(look, columns=looks.sizes(point))
                 found.append(_Examined(point, look, look.radius(allowed)))
-            self._examine_union(point, local, looks, rules)
             if found:
                 self._examined[key] = min(found, key=lambda each: each.radius)
+        self._examine_union(point, local, looks, rules)
         return True
 
     def _rules(self, groups: LookGroups) -> list[Rule] | None:
@@ -389,6 +393,13 @@ class Guard:
         policy = self.policy
         rules = groups.rules(policy.colluders, self._doubted, trusts=policy.trust_looks)
         return None if rules is None else [rule for rule in rules if getattr(policy, rule.floor) > 0]
+
+    def _may_try_own_rows(self, rule: Rule, looks: Looks) -> bool:
+        """Return whether a silo's own rows may show that a rule holds: where few silos know little of others.
+
+        They hide a person from one who subtracts other rows, but `min_pooled` is about the rows of all.
+        """
+        return looks.groups.discloses_shares and rule.floor != "min_pooled"
 
     def _allowed_by(self, rule: Rule) -> float:
         return (1.0 + 1e-9) / float(getattr(self.policy, rule.floor))
@@ -403,19 +414,30 @@ class Guard:
             space = looks.union_space(union, local, rule.left_out)
             if largest_leverage(lambda: union.rows(local), space=space) <= allowed:
                 continue
-            if looks.groups.discloses_shares and largest_leverage(lambda: union.rows(local)) <= self._allowed:
-                continue  # the own rows suffice
-            advice = about_combination(union.names, lambda: union.rows(local), space)
-            raise RefusalError(Reason.POLICY, rule.floor, advice)
+            own = partial(union.rows, local)
+            if self._may_try_own_rows(rule, looks) and largest_leverage(own) <= self._allowed:
+                continue
+            raise RefusalError(Reason.POLICY, rule.floor, _about_union(union, local, space))
         self._unions.append(union)
 
     def _examine_own_union(self, point: Evaluation, local: Local, looks: Looks | None) -> None:
-        """Check the columns of all models of the response by the own rows, once."""
-        union = None if looks is None else looks.union(point)
-        if union is None or any(union is each for each in self._unions) or not self.policy.min_people > 0:
+        """Check the columns of all models of the response by the own rows, once.
+
+        Sums over periods that were looked at are checked against those of all silos.
+        """
+        if not self.policy.min_people > 0:
+            return
+        if looks is None or not looks.has_joined(point.model):
+            self._examine_periods(point.model, local)
+            return
+        union, rules = looks.union(point), self._rules(looks.groups)
+        if union is None or any(union is each for each in self._unions):
+            return
+        if union.is_summed and rules is not None:
+            self._examine_union(point, local, looks, rules)
             return
         largest = largest_leverage(lambda: union.rows(local))
-        self._require_people(largest, about_combination(union.names, lambda: union.rows(local)))
+        self._require_people(largest, _about_union(union, local))
         self._unions.append(union)
 
     def _examine_gradient(self, point: Evaluation, local: Local) -> None:
@@ -466,6 +488,20 @@ class Guard:
             largest = largest_leverage(lambda: union.rows(local))
             self._require_people(largest, about_models(model.design_names))
             self._streamed[place] = union
+
+    def _examine_periods(self, model: Model, local: Local) -> None:
+        """Check the sums over the periods of all models of the response by the own rows, once a model."""
+        facts = model.judged_together
+        if facts is None or not facts.may_cancel or id(model) in self._summed_models:
+            return
+        places = (k for k, each in enumerate(self._summed) if each.facts.response == facts.response)
+        place = next(places, None)
+        if place is None:
+            place = len(self._summed)
+            self._summed.append(Union.of(model, facts))
+        union = self._summed[place].joined(model, facts)
+        self._require_people(largest_leverage(lambda: union.rows(local)), _about_union(union, local))
+        self._summed[place], self._summed_models[id(model)] = union, model
 
     def _about_designs(self, model: Model) -> str:
         shared, imputed = model.shared_residuals is not None, self._designs.has_completions
@@ -525,6 +561,18 @@ def _largest_of_columns(disclosed: DisclosedColumns, enough: float) -> float:
         squares, most = squares + own.sum(axis=1), np.maximum(most, own.max(axis=1, initial=0.0))
     shares = np.divide(most, squares, out=np.zeros_like(most), where=squares > 0)
     return max(largest, float(shares.max(initial=0.0)))
+
+
+def _about_union(union: Union, local: Local, space: RowSpace | None = None) -> str:
+    """Return advice about the columns of a response in which one person's share is largest."""
+    about = about_periods if union.is_summed else about_combination
+    return about(union.names, lambda: union.rows(local), space)
+
+
+def _squares(piece: PersonRows) -> Array:
+    """Return the sums of squares of each person's rows, shape (p, people)."""
+    squares = piece.rows**2
+    return squares if piece.counts is None else by_person(squares, piece.counts)
 
 
 def _heaviest_person(columns: DisclosedColumns) -> int:

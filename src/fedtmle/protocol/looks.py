@@ -11,6 +11,10 @@ bound of S:
 p the number of columns. The coordinates C are public and whiten what is known of S so far: a matrix of some
 nine bits then resolves all directions alike. Where it does not, another look follows in better coordinates.
 
+The sums over the periods of a hazard model are looked at by themselves, at zero, after the silos have judged
+the model: there the rows of one person in two periods cancel, and whoever leaves between them is left
+(`subjects.Union`).
+
 A look holds at nearby points. The columns have declared ranges, so that no linear predictor moves by more
 than some delta when eps moves, and S shrinks at most by a factor of exp(delta) for the logistic loss
 (`model.leverage.Look`). When delta exceeds `subjects.NEAR`, the next look is due, and sooner if few people
@@ -37,7 +41,7 @@ holds there.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from itertools import combinations
 from typing import NamedTuple, TypeVar, final
@@ -49,10 +53,11 @@ from fedtmle.model.problem import JudgedTogether
 from fedtmle.model.types import Array, Part
 from fedtmle.protocol.grams import Asked, LookQuery, People, PeopleQuery, PooledGram, SharesQuery
 from fedtmle.protocol.masked import Groups
-from fedtmle.protocol.query import Evaluation, Flow, Local, Model, Query
+from fedtmle.protocol.query import Evaluation, Flow, Local, Model, Phase, Query
 from fedtmle.protocol.subjects import AbstractSubject, Subject, Union, subjects_of
 
 Result = TypeVar("Result")
+Due = tuple[AbstractSubject, Array]  # what to look at, and the coordinates
 
 GRIDS = (-10, -11, -12)  # exponents of the grid of M, in the looks that follow each other at a first point
 MOST_GROUPS = 3  # groups of silos in a look: with more groups, less is left out, but more is disclosed
@@ -147,11 +152,20 @@ class Looks:
             pooled = yield query
 
     def _look(self, query: Query) -> Flow[None]:
-        """Ask for the matrices that are due, and in better coordinates for those that are not resolved."""
-        due = self._due(query)
+        """Ask for the matrices that are due; for sums over periods only after the silos judged the models."""
+        due, sums = self._due(query)
+        yield from self._ask(due, query.phase)
+        if sums:
+            yield from self._ask(self._fresh(sums), query.phase, tuple(s.point for s in subjects_of(query)))
+
+    def _ask(self, due: list[Due], phase: Phase, points: tuple[Evaluation, ...] = ()) -> Flow[None]:
+        """Ask for the matrices that are due, and in better coordinates for those that are not resolved.
+
+        If some ``points`` are to be asked next, a silo answers only if it would send the gradients there.
+        """
         if not due:
             return
-        groups, phase = self.groups.groups, query.phase
+        groups = self.groups.groups
         subjects = [subject for subject, _ in due]
         new: list[AbstractSubject] = []
         for subject in subjects:
@@ -162,8 +176,8 @@ class Looks:
             self._counted += zip(new, people.by_group((yield people)), strict=True)
         for grid in GRIDS:
             asked = tuple(Asked(subject, C, grid, self._people(subject) or ()) for subject, C in due)
-            look = LookQuery(asked=asked, n=self._n, groups=groups, phase=phase)
-            grams = look.grams((yield look))
+            look = LookQuery(asked=asked, n=self._n, groups=groups, phase=phase, points=points)
+            grams, points = look.grams((yield look)), ()
             for gram in grams:
                 self._keep(gram)
             due = [(gram.subject, gram.whitened()) for gram in grams if not gram.is_resolved]
@@ -175,22 +189,27 @@ class Looks:
             for gram in shares.judged((yield shares)):
                 self._keep(gram)
 
-    def _due(self, query: Query) -> list[tuple[AbstractSubject, Array]]:
-        """Return the subjects to look at, and the coordinates: those that whiten what is known of them."""
+    def _due(self, query: Query) -> tuple[list[Due], list[Union]]:
+        """Return the subjects to look at, and the sums over periods to look at after these.
+
+        The coordinates of a subject whiten what is known of it.
+        """
         due: list[Subject] = []
         unions: dict[int, Union] = {}
         for subject in subjects_of(query):
             model = subject.point.model
             number = self._join(model, subject.facts)
-            if len(self._unions[number].models) > 1 and self._union_gram(number) is None:
+            if self._unions[number].is_judged and self._union_gram(number) is None:
                 unions[number] = self._unions[number]
             repeats = any(other.part is subject.part and other.is_of(model) for other in due)
             if not repeats and not self.knows(subject.point, subject.part):
                 due.append(subject)
-        return [*((subject, self._coordinates(subject)) for subject in due), *self._fresh(unions)]
+        sums = [union for union in unions.values() if union.is_summed]
+        fresh = self._fresh(union for union in unions.values() if not union.is_summed)
+        return [*((subject, self._coordinates(subject)) for subject in due), *fresh], sums
 
-    def _fresh(self, unions: Mapping[int, Union]) -> Iterator[tuple[AbstractSubject, Array]]:
-        return ((union, np.eye(len(union.columns))) for union in unions.values())
+    def _fresh(self, unions: Iterable[Union]) -> list[Due]:
+        return [(union, np.eye(len(union.columns))) for union in unions]
 
     def _join(self, model: Model, facts: JudgedTogether) -> int:
         """Add a model to those of its response; return their number."""
@@ -263,6 +282,11 @@ class Looks:
     def rest(self, point: Evaluation, part: Part, local: Local, colluders: int) -> float:
         """Return the share of every combination that remains if that many other silos subtract their rows."""
         return self._held(point, part).rest(local, colluders)
+
+    def has_joined(self, model: Model) -> bool:
+        """Return whether a model is one of a response whose models are looked at together."""
+        facts = model.judged_together
+        return facts is not None and any(each.facts.response == facts.response for each in self._unions)
 
     def union(self, point: Evaluation) -> Union | None:
         """Return the columns of all models of the response; None if there is one model."""

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import final
 
 import numpy as np
 
 from fedtmle.model.families import Family
+from fedtmle.model.grouped import GroupedLinear
 from fedtmle.model.leverage import LEAST_RESIDUAL, PersonRows
 from fedtmle.model.problem import JudgedTogether
+from fedtmle.model.profile import Profiled
 from fedtmle.model.types import Array, IntArray, Part
 from fedtmle.protocol.query import Evaluation, Local, Model, Query
 from fedtmle.protocol.views import ViewedQuery
@@ -139,6 +141,10 @@ class Union(AbstractSubject):
     At zero, two models disclose sums of the same residuals times different columns, and hence sums for the
     differences of columns between the models. ``columns`` maps the name of each column to its model and its
     place there.
+
+    If the response has several periods, the sums of two periods differ, at zero, by those who leave between
+    them alone: the rows of all others cancel. There a person's row is the sum over the periods at risk, with
+    the signs of the residuals, and one model is judged too.
     """
 
     models: tuple[Model, ...]
@@ -148,6 +154,20 @@ class Union(AbstractSubject):
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(self.columns)
+
+    @property
+    def is_summed(self) -> bool:
+        """Whether the rows of a person are added up."""
+        return self.facts.may_cancel
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether the union discloses more than its models by themselves."""
+        return len(self.models) > 1 or self.is_summed
+
+    @property
+    def largest(self) -> Array:
+        return self.weight * self.facts.periods * np.array(self.facts.sizes)
 
     @classmethod
     def of(cls, model: Model, facts: JudgedTogether) -> Union:
@@ -168,6 +188,8 @@ class Union(AbstractSubject):
         return Union((*self.models, model), columns, joined)
 
     def has_columns_of(self, other: AbstractSubject) -> bool:
+        if len(self.models) == 1 and isinstance(other, Subject):
+            return other.is_of(self.models[0])
         return other is self
 
     def distance(self, point: Evaluation) -> float:
@@ -177,14 +199,21 @@ class Union(AbstractSubject):
         return 1.0
 
     def rows(self, local: Local) -> Iterator[PersonRows]:
-        submodels = ((local.submodel(model, None), np.zeros(model.dim)) for model in self.models)
-        return self._joined([submodel.disclosed_rows(zero) for submodel, zero in submodels])
+        if not self.is_summed:
+            submodels = ((local.submodel(model, None), np.zeros(model.dim)) for model in self.models)
+            return self._joined(submodel.disclosed_rows(zero) for submodel, zero in submodels)
+        return self._joined(
+            submodel.summed_rows(np.zeros(model.dim))
+            for model in self.models
+            if isinstance(submodel := local.submodel(model, None), GroupedLinear | Profiled)
+        )
 
     def counted(self, local: Local) -> Iterator[PersonRows]:
         submodels = ((local.submodel(model, None), np.zeros(model.dim)) for model in self.models)
-        return self._joined([submodel.counted_rows(zero) for submodel, zero in submodels])
+        return self._joined(submodel.counted_rows(zero) for submodel, zero in submodels)
 
-    def _joined(self, disclosed: Sequence[Iterator[PersonRows]]) -> Iterator[PersonRows]:
+    def _joined(self, disclosed: Iterable[Iterator[PersonRows]]) -> Iterator[PersonRows]:
+        """Yield the columns of the union, from the rows of each of its models."""
         for pieces in zip(*disclosed, strict=True):
             rows = np.stack([pieces[k].rows[j] for k, j in self.columns.values()])
             yield PersonRows(rows, pieces[0].counts)
