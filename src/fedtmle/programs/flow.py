@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Self, final
+from typing import Self, TypeVar, final
 
 from fedtmle.algorithms.base import arithmetic_error
 from fedtmle.algorithms.populations import compare_populations
@@ -55,6 +55,7 @@ from fedtmle.programs.preparation import (
 )
 from fedtmle.programs.regimes import (
     Adherence,
+    PreparedRegimes,
     RegimeDetails,
     RegimeOverlap,
     SequentialFits,
@@ -73,8 +74,10 @@ from fedtmle.programs.target import AbstractTarget, BegunStudy, TargetDetails
 from fedtmle.programs.time import (
     AtRisk,
     FinerGrid,
+    PreparedGrids,
     PreparedTimes,
     TimeDetails,
+    combined_grids,
     count_at_risk,
     count_time,
     find_time_overlap,
@@ -98,6 +101,9 @@ from fedtmle.targets.regimes.timeline import PeriodView
 from fedtmle.targets.time.estimands import AbstractTimeEffect
 from fedtmle.targets.time.problem import TimeLaw
 from fedtmle.targets.time.statistics import TimeArmWeights
+
+Result = TypeVar("Result")
+FittedStudy = PreparedStudy | PreparedGrids | PreparedRegimes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,7 +174,7 @@ class StudyProgram(AbstractProgram[AnyTable]):
             rows = without_missing(rows, study.target.treatment)
         if study.imputes:
             rows = numbered(rows)
-        if study.timeline is not None:  # variables over time by name, with their values in period 1
+        if study.timeline is not None and not study.imputes:  # else `in_first_period`
             rows = PeriodView(timeline=study.timeline, period=1).of(rows)
         rows = with_silo(rows, silo, self.silos) if self.silos else rows
         if study.timeline is not None and study.outer_folds is not None and isinstance(rows, Table):
@@ -197,7 +203,7 @@ class StudyProgram(AbstractProgram[AnyTable]):
         omitted = (yield OmittedQuery(n=n)).units[0] if study.omits else 0
         counts = (yield from count_missing(study, n)) if study.may_be_missing else None
         if counts is None or not any(counts.counts.values()):
-            outcome = yield from study_flow(study, levels, n)
+            outcome = yield from in_first_period(study, study_flow(study, levels, n))
         else:
             outcome = yield from _completed_flow(study, counts, levels, n)
         return with_missing(outcome, counts, omitted)
@@ -205,17 +211,28 @@ class StudyProgram(AbstractProgram[AnyTable]):
 
 def _completed_flow(study: Study, counts: MissingCounts, levels: Levels, n: int) -> Flow[Outcome]:
     """Return the flow of a study with missing covariates: filled, or imputed m times and combined."""
-    variables = study.variables
-    refuse_public(study, counts.affected(variables, "indicator"))
+    imputed = counts.affected(study, "impute")
+    refuse_public(study, counts.affected(study, "indicator"))
     base, study = filled(study, counts, levels), with_indicators(study, counts)
-    if not counts.affected(variables, "impute"):
-        return (yield from through(study_flow(study, levels, n), base))
+    if not imputed:
+        return (yield from through(in_first_period(study, study_flow(study, levels, n)), base))
     views = yield from impute(study, counts, base, levels, n)
-    prepared = yield from together([through(prepare_study(study, levels, n), view) for view in views])
+    fits = [in_first_period(study, fit_models(study, levels, n, number)) for number in range(len(views))]
+    prepared = yield from together([through(fit, view) for fit, view in zip(fits, views, strict=True)])
     outcomes = []
     for part, view in zip(prepared, views, strict=True):
-        outcomes.append((yield from through(target_study(study, part, n), view)))
+        outcomes.append((yield from through(in_first_period(study, target_fitted(study, part, n)), view)))
     return combined(outcomes)
+
+
+def in_first_period(study: Study, flow: Flow[Result]) -> Flow[Result]:
+    """Return the flow of a study that imputes, with variables over time by name, as they are in period 1.
+
+    Other studies see them so from the beginning (`StudyProgram.at`).
+    """
+    if study.timeline is None or not study.imputes:
+        return (yield from flow)
+    return (yield from through(flow, PeriodView(timeline=study.timeline, period=1)))
 
 
 def combined(outcomes: Sequence[Outcome]) -> Outcome:
@@ -229,13 +246,17 @@ def combined(outcomes: Sequence[Outcome]) -> Outcome:
         raise TypeError("data sets are combined by their pooled estimates")
     worst = max(targeted, key=lambda o: (not o.status.is_converged, o.certificate.residual_bound))
     estimates = tuple(outcome.estimate for outcome in targeted)
-    details = study_details(targeted[0])
-    if not isinstance(details, StudyDetails):
-        raise TypeError("a study over time imputes nothing")
+    every = [study_details(outcome) for outcome in targeted]
+    details = every[0]
+    if isinstance(details, TargetDetails):
+        raise TypeError("a study with such a target imputes nothing")
+    if isinstance(details, TimeDetails) and details.finer is not None:
+        grids = [each.finer for each in every if isinstance(each, TimeDetails) and each.finer is not None]
+        details = replace(details, finer=combined_grids(grids))
     silos = details.silos
     if silos is not None:
-        by_set = [study_details(outcome).silos for outcome in targeted]
-        silos = replace(silos, own=combined_silos([each.own for each in by_set if each is not None]))
+        by_set = [each.silos.own for each in every if each.silos is not None]
+        silos = replace(silos, own=combined_silos(by_set))
     return replace(
         worst,
         estimate=pool_estimates(estimates),
@@ -251,14 +272,29 @@ def with_missing(outcome: Outcome, counts: MissingCounts | None, omitted: int) -
 
 def study_flow(study: Study, levels: Levels, n: int) -> Flow[Outcome]:
     """Return the flow of a study over n pooled rows, once the levels of its factors are known."""
-    if isinstance(study.target, AbstractTimeEffect):
-        return (yield from time_flow(study, study.target, levels, n))
     if isinstance(study.target, AbstractTarget):
         return (yield from target_flow(study, study.target, levels, n))
+    return (yield from target_fitted(study, (yield from fit_models(study, levels, n)), n))
+
+
+def fit_models(study: Study, levels: Levels, n: int, completion: int = 0) -> Flow[FittedStudy]:
+    """Count, and fit all models of a study; ``completion`` numbers the imputed data sets."""
+    if isinstance(study.target, AbstractTimeEffect):
+        return (yield from prepare_grids(study, study.target, levels, n))
     if isinstance(study.target, AbstractRegimeEffect):
-        return (yield from regime_flow(study, study.target, levels, n))
-    prepared = yield from prepare_study(study, levels, n)
-    return (yield from target_study(study, prepared, n))
+        return (yield from prepare_regimes(study, study.target, levels, n, completion))
+    return (yield from prepare_study(study, levels, n))
+
+
+def target_fitted(study: Study, prepared: FittedStudy, n: int) -> Flow[Outcome]:
+    """Target the problem of a study whose models are fitted, close the run, and ask for the diagnostics."""
+    match prepared:
+        case PreparedGrids():
+            return (yield from target_grids(prepared, n))
+        case PreparedRegimes():
+            return (yield from target_regimes(study, prepared, n))
+        case _:
+            return (yield from target_study(study, prepared, n))
 
 
 def target_study(study: Study, prepared: PreparedStudy, n: int) -> Flow[Outcome]:
@@ -392,27 +428,34 @@ def private_flow(study: Study, levels: Levels, n: int, silos: int) -> Flow[Targe
 Compared = tuple[ComparedSilos, tuple[Balance, ...] | None]  # the silos, and the arms' covariates
 
 
-def time_flow(study: Study, target: AbstractTimeEffect, levels: Levels, n: int) -> Flow[Outcome]:
-    """Run a study of time to an event, with these levels of factors; `programs.time` has its parts.
-
-    Models on a finer grid for comparison are fitted in the same rounds. They are targeted first, so that the
-    last closing sums of the run are those of the estimate itself.
-    """
+def prepare_grids(study: Study, target: AbstractTimeEffect, levels: Levels, n: int) -> Flow[PreparedGrids]:
+    """Fit the models of time to an event, in the same rounds those on a finer grid for comparison."""
     if target.finer is None:
         prepared = yield from prepare_times(study, target, levels, n)
-        return (yield from target_times(study, target, prepared, n))
+        return PreparedGrids(study=study, target=target, prepared=prepared)
     compared, finer = target.finer, replace(study, target=target.finer, diagnostics=False)
     target = replace(target, compare_subperiods=None)
     study = replace(study, target=target)
     prepared, begun = yield from both(
         prepare_times(study, target, levels, n), attempted(prepare_times(finer, compared, levels, n))
     )
+    return PreparedGrids(study=study, target=target, prepared=prepared, finer=(finer, compared, begun))
+
+
+def target_grids(grids: PreparedGrids, n: int) -> Flow[Outcome]:
+    """Target a study of time to an event; `programs.time` has its parts.
+
+    A finer grid is targeted first, so that the last closing sums of the run are those of the estimate itself.
+    """
+    if grids.finer is None:
+        return (yield from target_times(grids.study, grids.target, grids.prepared, n))
+    finer, compared, begun = grids.finer
     ended: Outcome | FedTMLEError
     if isinstance(begun, PreparedTimes):
         ended = yield from attempted(target_times(finer, compared, begun, n))
     else:
         ended = begun
-    outcome = yield from target_times(study, target, prepared, n)
+    outcome = yield from target_times(grids.study, grids.target, grids.prepared, n)
     details = outcome.details
     if not isinstance(details, TimeDetails):
         raise AssertionError("a study of times has their details")
@@ -494,10 +537,10 @@ def target_flow(study: Study, target: AbstractTarget, levels: Levels, n: int) ->
     return replace(outcome, details=details)
 
 
-def regime_flow(
-    study: Study, target: AbstractRegimeEffect, levels: Mapping[str, tuple[str, ...]], n: int
-) -> Flow[Outcome]:
-    """Run a study of treatment over time; `programs.regimes` has its parts."""
+def prepare_regimes(
+    study: Study, target: AbstractRegimeEffect, levels: Levels, n: int, completion: int
+) -> Flow[PreparedRegimes]:
+    """Count people by period and fit all models; `programs.regimes` has the parts."""
     columns = effect_columns(study, (yield from find_shared_clusters(study)))
     timeline = target.timeline(study.variables)
     tally = yield from count_over_time(study, target, columns, timeline, n)
@@ -511,9 +554,17 @@ def regime_flow(
         tally=tally,
         ceiling=1.0 / floor if floor else math.inf,
         n=n,
+        completion=completion,
     )
     scores, chains = yield from fit_sequence(fits)
     problem = regime_problem(fits, scores, chains)
+    return PreparedRegimes(fits=fits, scores=scores, problem=problem, g_floor=floor)
+
+
+def target_regimes(study: Study, prepared: PreparedRegimes, n: int) -> Flow[Outcome]:
+    """Target the joint problem, close the run, and ask for the diagnostics."""
+    fits, problem = prepared.fits, prepared.problem
+    target, columns, levels = fits.target, fits.columns, fits.levels
 
     def last(law: object) -> Flow[tuple[RegimeOverlap, tuple[Adherence, Compared] | None]]:
         overlap = find_regime_overlap(problem, target, n)
@@ -528,14 +579,14 @@ def regime_flow(
     outcome, shown = yield from with_closing(targeting, last)
     overlap, diagnosed = shown or ((yield from find_regime_overlap(problem, target, n)), None)
     adherence, (silos, balance) = diagnosed or (None, (None, None))
-    nuisances, labels = named_fits(fits, scores, problem)
+    nuisances, labels = named_fits(fits, prepared.scores, problem)
     details = RegimeDetails(
         problem=problem,
         components=target.components(columns.strata_levels),
         strata=columns.strata_levels,
         levels=levels,
-        tally=tally,
-        g_floor=floor,
+        tally=fits.tally,
+        g_floor=prepared.g_floor,
         overlap=overlap,
         adherence=adherence,
         balance=balance,

@@ -10,11 +10,19 @@ for each missing one:
     count      Poisson around a log-linear regression, then moved likewise
     category   a level with the probabilities of a multinomial regression
 
-The first sweep uses only variables that are complete or imputed before, so no start value matters. All
-parties draw coefficients by the same public rule. A record's draws depend on the study's seed, the data set,
-the sweep, the variable and the record's number in the pooled order: silos in the order of the roster, records
-as each silo has them. So the result is the same for any partition that keeps this order, as for the pooled
-rows; rows in another order get other draws, of the same law.
+The first sweep uses only variables that are complete or imputed before, so no start value matters. How a
+model reads the outcome is in `programs.outcomes`.
+
+With treatment over time every column of a period is a variable of its own: a model uses the treatments and
+the covariates of all periods, before and after. The value of a period is regressed among those at risk in it.
+In the columns of periods after a person's exit a constant takes the place of the value that does not exist.
+The density of a history is a product over the periods at risk, so that on the scale of the regressions the
+periods after exit add a constant, which goes with the period of exit.
+
+All parties draw coefficients by the same public rule. A record's draws depend on the study's seed, the data
+set, the sweep, the variable and the record's number in the pooled order: silos in the order of the roster,
+records as each silo has them. So the result is the same for any partition that keeps this order, as for the
+pooled rows; rows in another order get other draws, of the same law.
 """
 
 from __future__ import annotations
@@ -22,6 +30,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal, final
 
 import numpy as np
@@ -53,11 +62,13 @@ from fedtmle.programs.missing import (
     Filled,
     Levels,
     MissingCounts,
-    filled_name,
+    columns_over_time,
+    has_left,
     is_missing,
-    observed_name,
+    levels_over_time,
 )
 from fedtmle.programs.nuisance import Regression, fit_exactly, fit_model, fitted_model
+from fedtmle.programs.outcomes import AbstractOutcomeColumns
 from fedtmle.programs.rounds import together
 from fedtmle.programs.study import Study
 from fedtmle.protocol.query import Flow, Phase, View
@@ -119,6 +130,7 @@ class VariableResponse(AbstractResponse):
 
     variable: ImputedVariable
     missing: int  # records of all silos
+    is_over_time: bool = False  # whether people who left before its period have no value of it
 
     @property
     def known_people(self) -> tuple[tuple[str, int], ...]:
@@ -126,7 +138,11 @@ class VariableResponse(AbstractResponse):
         return ((f"missing({self.variable.name})", self.missing),)
 
     def of(self, table: Table) -> tuple[Array, Array]:
-        return self.variable.read(table), 1.0 - table.numeric[is_missing(self.variable.name)]
+        name = self.variable.name
+        weight = 1.0 - table.numeric[is_missing(name)]
+        return self.variable.read(table), weight - table.numeric[
+            has_left(name)
+        ] if self.is_over_time else weight
 
 
 @final
@@ -232,12 +248,11 @@ class Completed:
 
 def imputed_variables(study: Study, counts: MissingCounts, levels: Levels) -> tuple[ImputedVariable, ...]:
     """Return the variables to impute, those with the fewest missing values first."""
-    variables = study.variables
-    names = counts.affected(variables, "impute")
+    over_time, factors = columns_over_time(study), _factors(study)
     found = []
-    for name in sorted(names, key=lambda name: (counts.counts[name], name)):
-        variable = variables[name]
-        codes = levels[name] if name in study.factors else ()
+    for name in sorted(counts.affected(study, "impute"), key=lambda name: (counts.counts[name], name)):
+        variable = study.variable_of(name)
+        codes = levels[name] if over_time.get(name, name) in factors else ()
         low, high = variable.bounds or (0.0, 1.0)
         kind = variable.basic_kind
         form: Form = "category" if kind == "identifier" else kind
@@ -247,24 +262,41 @@ def imputed_variables(study: Study, counts: MissingCounts, levels: Levels) -> tu
     return tuple(found)
 
 
-def predictors(study: Study, counts: MissingCounts) -> dict[str, TermVariable]:
+def _factors(study: Study) -> set[str]:
+    """Return the factors of the study's formulas, a factor over time by its own name."""
+    return {
+        study.declared_name(name)
+        for model in study.models.values()
+        for formula in formulas(model)
+        for name in formula.factor_names
+    }
+
+
+def predictors(study: Study, outcome: AbstractOutcomeColumns | None) -> dict[str, TermVariable]:
     """Return the terms of the imputation models by variable: outcome, treatment, covariates, indicators."""
-    target = study.target
+    target, factors = study.target, _factors(study)
     terms: dict[str, TermVariable] = {}
-    if counts.counts.get(target.outcome):
-        for name in (observed_name(target.outcome), filled_name(target.outcome)):
-            terms[name] = Name(name)
-    else:
-        terms[target.outcome] = Name(target.outcome)
-    if target.treatment is not None:
+    for name in (target.outcome,) if outcome is None else outcome.ranges:
+        terms[name] = Name(name)
+    over_time = columns_over_time(study)
+    for column, variable in over_time.items():
+        is_factor = variable in factors or (variable == target.treatment and not target.is_modified)
+        terms[column] = Categorical(column) if is_factor else Name(column)
+    if target.treatment is not None and not over_time:
         terms[target.treatment] = Categorical(target.treatment)
     for model in study.models.values():
         for formula in formulas(model):
-            for name in formula.factor_names:
+            for name in filter(partial(_is_baseline, study), formula.factor_names):
                 terms[name] = Categorical(name)
-            for name in formula.numeric_names:
+            for name in filter(partial(_is_baseline, study), formula.numeric_names):
                 terms.setdefault(name, Name(name))
     return terms
+
+
+def _is_baseline(study: Study, name: str) -> bool:
+    """Return whether a name in a formula is neither the period nor a variable over time or its lag."""
+    timeline = study.timeline
+    return not study.is_period(name) and (timeline is None or timeline.lagged(name) is None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -274,31 +306,30 @@ class Chains:
     study: Study
     counts: MissingCounts
     levels: Levels
+    outcome: AbstractOutcomeColumns | None
     n: int
 
     @property
     def ranges(self) -> Ranges:
-        variables = self.study.variables
-        outcome = self.study.target.outcome
-        return {
-            **variables.ranges,
-            observed_name(outcome): (0.0, 1.0),
-            filled_name(outcome): self.study.outcome_bounds,
-        }
+        declared = self.study.variables.ranges
+        columns = columns_over_time(self.study)
+        over_time = {column: declared[name] for column, name in columns.items() if name in declared}
+        return {**declared, **over_time, **({} if self.outcome is None else self.outcome.ranges)}
 
 
 def impute(
     study: Study, counts: MissingCounts, base: Filled, levels: Levels, n: int
 ) -> Flow[tuple[View, ...]]:
     """Return the views of the m completed data sets; the chains go on in the same rounds."""
-    common = Chains(study=study, counts=counts, levels=levels, n=n)
+    every = levels_over_time(study, levels)
+    common = Chains(study=study, counts=counts, levels=every, outcome=base.outcome, n=n)
     return tuple((yield from together([_chain(common, base, j) for j in range(study.imputations)])))
 
 
 def _chain(common: Chains, base: Filled, number: int) -> Flow[View]:
     study = common.study
     variables = imputed_variables(study, common.counts, common.levels)
-    terms = predictors(study, common.counts)
+    terms = predictors(study, common.outcome)
     names = [variable.name for variable in variables]
     view: View = base
     for sweep in range(study.imputation_sweeps if len(variables) > 1 else 1):
@@ -314,7 +345,12 @@ def _chain(common: Chains, base: Filled, number: int) -> Flow[View]:
 
 def _regression(common: Chains, variable: ImputedVariable, formula: Formula, key: str) -> Flow[Draw]:
     """Fit the imputation model of a variable, and draw its coefficients."""
-    response = VariableResponse(variable=variable, missing=common.counts.counts[variable.name])
+    counts = common.counts
+    response = VariableResponse(
+        variable=variable,
+        missing=counts.counts[variable.name],
+        is_over_time=variable.name in counts.at_risk,
+    )
     is_category = variable.form == "category"
     glm = GLM(str(formula), ridge=RIDGE)
     label = f"imputation model of '{variable.name}'"

@@ -5,6 +5,9 @@ inside its declared range takes the value's place, and a column that is 1 there 
 the variable. With "impute" the value is drawn (`programs.imputation`). One round counts the missing values of
 these variables over all silos; a variable without any is used as it is, and if there are none at all the
 study goes on as if nothing had been declared.
+
+A covariate over time has one column per period, and each is counted and imputed by itself. A person who left
+before the period has no value there: that is not a missing one.
 """
 
 from __future__ import annotations
@@ -27,9 +30,11 @@ from fedtmle.model.exact import Sums
 from fedtmle.model.statistics import AbstractBoundedColumns, Result
 from fedtmle.model.table import AnyTable, Factor, PerTable, Table, over_blocks, seen_through
 from fedtmle.model.types import Array, Bools
+from fedtmle.programs.outcomes import AbstractOutcomeColumns, outcome_columns
 from fedtmle.programs.study import Study
 from fedtmle.protocol.query import CountCell, Flow, IntegerSums, Local, Phase
 from fedtmle.protocol.sums import TallyQuery
+from fedtmle.targets.regimes.timeline import Timeline
 
 Levels = Mapping[str, tuple[str, ...]]
 MOST_RECORDS = 1 << 40  # public bound of the records of all silos
@@ -40,12 +45,22 @@ def is_missing(name: str) -> str:
     return f"{name} missing"
 
 
+def has_left(name: str) -> str:
+    """Return the name of the column that is 1 for people who left before the period of a column."""
+    return f"{name} after exit"
+
+
 @final
 @dataclass(frozen=True, kw_only=True)
 class MissingColumns(AbstractBoundedColumns[Table]):
-    """Whether each of some variables is missing, and whether two of them are."""
+    """Whether each of some variables is missing, and whether two of them are.
+
+    For columns of one period, of those at risk in it: whether they have no value, and who is at risk. Such
+    columns are not counted in pairs.
+    """
 
     variables: tuple[str, ...]
+    timeline: Timeline | None = None
 
     @property
     def label(self) -> str:
@@ -53,13 +68,21 @@ class MissingColumns(AbstractBoundedColumns[Table]):
 
     @property
     def pairs(self) -> list[tuple[int, int]]:
-        count = len(self.variables)
-        return [(j, k) for j in range(count) for k in range(j + 1, count)]
+        whole = [k for k, name in enumerate(self.variables) if self.period_of(name) is None]
+        return [(j, k) for j in whole for k in whole if j < k]
+
+    def period_of(self, name: str) -> int | None:
+        return None if self.timeline is None else self.timeline.period_of(name)
+
+    @property
+    def periods(self) -> tuple[int, ...]:
+        """The periods of which there is a column, in rising order."""
+        return tuple(sorted({t for t in map(self.period_of, self.variables) if t is not None}))
 
     @property
     def names(self) -> tuple[str, ...]:
         pairs = (f"{self.variables[j]} and {self.variables[k]}" for j, k in self.pairs)
-        return (*self.variables, *pairs)
+        return (*self.variables, *pairs, *(f"at risk in period {t}" for t in self.periods))
 
     @property
     def exponents(self) -> tuple[int, ...]:
@@ -73,8 +96,16 @@ class MissingColumns(AbstractBoundedColumns[Table]):
         return over_blocks(rows, work)
 
     def evaluate(self, piece: Table) -> Array:
-        masks = [missing_mask(piece, name).astype(np.float64) for name in self.variables]
-        return np.stack([*masks, *(masks[j] * masks[k] for j, k in self.pairs)])
+        followed = None if self.timeline is None else self.timeline.follow(piece)
+        found = [missing_mask(piece, name) for name in self.variables]
+        at_risk: list[Bools] = []
+        if followed is not None:
+            for k, period in enumerate(map(self.period_of, self.variables)):
+                found[k] = found[k] if period is None else found[k] & followed.at_risk[period - 1]
+            at_risk = [followed.at_risk[t - 1] for t in self.periods]
+        masks = [mask.astype(np.float64) for mask in (*found, *at_risk)]
+        count = len(self.variables)
+        return np.stack([*masks[:count], *(masks[j] * masks[k] for j, k in self.pairs), *masks[count:]])
 
 
 def missing_mask(table: Table, name: str) -> Bools:
@@ -88,37 +119,57 @@ def missing_mask(table: Table, name: str) -> Bools:
 class MissingCounts:
     """The pooled number of missing values of each variable that may have some, of ``n`` records.
 
-    ``doubles`` maps a variable to one before it that is missing in just the same records.
+    ``doubles`` maps a variable to one before it that is missing in just the same records. ``at_risk`` has
+    the number of people at risk for each column of one period.
     """
 
     n: int
     counts: Mapping[str, int]
     doubles: Mapping[str, str] = field(default_factory=dict)
+    at_risk: Mapping[str, int] = field(default_factory=dict)
 
-    def affected(self, variables: Variables, how: str) -> tuple[str, ...]:
-        """Return the variables with missing values that are declared to be handled in this way."""
-        return tuple(n for n, count in self.counts.items() if count and variables[n].missing == how)
+    def affected(self, study: Study, how: str) -> tuple[str, ...]:
+        """Return the columns with missing values that are declared to be handled in this way."""
+        return tuple(n for n, count in self.counts.items() if count and study.variable_of(n).missing == how)
+
+    def of(self, name: str) -> int:
+        """Return how many records should have a value of a column."""
+        return self.at_risk.get(name, self.n)
 
 
 def count_missing(study: Study, n: int) -> Flow[MissingCounts]:
     """Ask for the number of missing values, in one round; refuse a variable that no record has."""
-    columns = MissingColumns(variables=study.may_be_missing)
-    cells = tuple(
-        CountCell(k, floor="min_missing", rest_floor="min_missing") for k in range(len(columns.variables))
-    )
-    pooled = yield TallyQuery(columns=columns, n=n, counts=cells)
+    columns = MissingColumns(variables=study.may_be_missing, timeline=study.timeline)
+    variables, pairs, periods = columns.variables, columns.pairs, columns.periods
+    first = len(variables) + len(pairs)  # the place of the first number at risk
+    places = {name: first + periods.index(t) for name in variables if (t := columns.period_of(name))}
+    cells = [
+        CountCell(k, of=places.get(name), floor="min_missing", rest_floor="min_missing")
+        for k, name in enumerate(variables)
+    ]
+    cells += [CountCell(k, floor="min_support", rest_floor="") for k in dict.fromkeys(places.values())]
+    pooled = yield TallyQuery(columns=columns, n=n, counts=tuple(cells))
     values = [int(value) for value in pooled.values()]
-    counts = dict(zip(columns.variables, values, strict=False))
-    for name, count in counts.items():
-        if count == n:
-            raise InputError(
-                f"variables: '{name}' is missing in every record of every silo; take it out of the formulas"
-            )
+    found = MissingCounts(
+        n=n,
+        counts=dict(zip(variables, values, strict=False)),
+        at_risk={name: values[place] for name, place in places.items()},
+        doubles=_doubles(columns, values),
+    )
+    for name, count in found.counts.items():
+        if count and count == found.of(name):
+            where = "in every record of every silo" if name not in places else "for everyone at risk in it"
+            raise InputError(f"variables: '{name}' is missing {where}; take it out of the formulas")
+    return found
+
+
+def _doubles(columns: MissingColumns, values: Sequence[int]) -> dict[str, str]:
+    """Return the variables that are missing in just the records in which another one before is."""
     doubles: dict[str, str] = {}
-    for (j, k), both in zip(columns.pairs, values[len(counts) :], strict=True):
+    for (j, k), both in zip(columns.pairs, values[len(columns.variables) :], strict=False):
         if both == values[j] == values[k] > 0:
             doubles.setdefault(columns.variables[k], columns.variables[j])
-    return MissingCounts(n=n, counts=counts, doubles=doubles)
+    return doubles
 
 
 @final
@@ -169,14 +220,15 @@ def constant_for(variable: Variable) -> float:
 class Filled:
     """A view in which a constant replaces each missing value, and added columns mark where.
 
-    A missing level of a factor becomes the first of its levels. ``outcome`` names the outcome if some
-    are missing: two columns then hold the outcome, with its least value where it is missing, and whether it
-    was observed.
+    A missing level of a factor becomes the first of its levels. ``outcome`` adds the columns by which
+    imputation models read the outcome. With a ``timeline``, columns of one period are filled after a
+    person's exit, too, and another added column marks these people.
     """
 
     constants: Mapping[str, float]
     levels: Levels
-    outcome: tuple[str, float] | None = None
+    outcome: AbstractOutcomeColumns | None = None
+    timeline: Timeline | None = None
     cache: PerTable[Table] = field(init=False, default_factory=PerTable, compare=False, repr=False)
 
     def of(self, rows: AnyTable) -> AnyTable:
@@ -185,43 +237,61 @@ class Filled:
     def fill(self, table: Table) -> Table:
         """Return the rows with their missing values filled."""
         numeric, factors = dict(table.numeric), dict(table.factors)
+        timeline = self.timeline
+        followed = None if timeline is None else timeline.follow(table)
         for name, constant in self.constants.items():
+            if name not in table.numeric and name not in table.factors:
+                continue  # a column of one period that no model reads
             mask = missing_mask(table, name)
-            numeric[is_missing(name)] = mask.astype(np.float64)
+            period = None if timeline is None else timeline.period_of(name)
+            is_here = None if followed is None or period is None else followed.at_risk[period - 1]
+            if is_here is not None:
+                numeric[has_left(name)] = (~is_here).astype(np.float64)
+            numeric[is_missing(name)] = (mask if is_here is None else mask & is_here).astype(np.float64)
             if name in table.numeric:
                 numeric[name] = np.where(mask, constant, table.numeric[name])
             if name in table.factors:
                 codes = table.factors[name].recode(self.levels[name])
                 factors[name] = Factor(np.where(mask, 0, codes), self.levels[name])
         if self.outcome is not None:
-            name, low = self.outcome
-            observed = ~np.isnan(table.numeric[name])
-            numeric[observed_name(name)] = observed.astype(np.float64)
-            numeric[filled_name(name)] = np.where(observed, table.numeric[name], low)
+            numeric |= self.outcome.of(table)
         return Table(n_rows=table.n_rows, numeric=numeric, factors=factors)
 
 
-def observed_name(outcome: str) -> str:
-    """Return the name of the column that is 1 where the outcome was observed."""
-    return f"{outcome} observed"
-
-
-def filled_name(outcome: str) -> str:
-    """Return the name of the outcome's column with its least value where it is missing."""
-    return f"{outcome} or least"
-
-
 def filled(study: Study, counts: MissingCounts, levels: Levels) -> Filled:
-    """Return the view that fills the variables with missing values."""
-    variables = study.variables
-    names = [name for name, count in counts.counts.items() if count and name in variables]
-    outcome = study.target.outcome
-    least = (outcome, study.outcome_bounds[0]) if counts.counts.get(outcome) else None
+    """Return the view that fills the variables with missing values.
+
+    If some are imputed over time, all columns of the periods are filled: imputation models use them.
+    """
+    names = [name for name, count in counts.counts.items() if count and name != study.target.outcome]
+    constants = {name: constant_for(study.variable_of(name)) for name in names}
+    if not counts.affected(study, "impute"):
+        return Filled(constants=constants, levels=levels)
+    for column, name in columns_over_time(study).items():
+        constants[column] = constant_for(study.variables[name])
     return Filled(
-        constants={name: constant_for(variables[name]) for name in names if name != outcome},
-        levels=levels,
-        outcome=least,
+        constants=constants,
+        levels=levels_over_time(study, levels),
+        outcome=outcome_columns(study, counts.counts.get(study.target.outcome, 0)),
+        timeline=study.timeline,
     )
+
+
+def columns_over_time(study: Study) -> dict[str, str]:
+    """Return the columns of treatment and covariates in each period, each with its variable over time."""
+    timeline = study.timeline
+    if timeline is None:
+        return {}
+    left_out = (timeline.outcome, timeline.censoring)
+    names = [name for name in timeline.over_time if name in study.used_variables and name not in left_out]
+    names = list(dict.fromkeys((timeline.treatment, *names)))
+    return {column: name for name in names for column in timeline.over_time[name]}
+
+
+def levels_over_time(study: Study, levels: Levels) -> dict[str, tuple[str, ...]]:
+    """Return the levels of all factors, those of the columns of each period included."""
+    columns = columns_over_time(study)
+    return {**levels, **{column: levels[name] for column, name in columns.items() if name in levels}}
 
 
 def with_indicators(study: Study, counts: MissingCounts) -> Study:
@@ -230,7 +300,7 @@ def with_indicators(study: Study, counts: MissingCounts) -> Study:
     Variables that are missing in the same records share one indicator.
     """
     variables = study.variables
-    names = counts.affected(variables, "indicator")
+    names = counts.affected(study, "indicator")
     if not names:
         return study
 

@@ -27,6 +27,7 @@ from fedtmle.initial.superlearner import SuperLearner
 from fedtmle.initial.syntax import Formula
 from fedtmle.model.exact import Sums
 from fedtmle.model.families import Family
+from fedtmle.model.problem import Estimate
 from fedtmle.model.types import Part
 from fedtmle.programs.fitting import Fitting
 from fedtmle.programs.missing import Levels, MissingCounts
@@ -118,6 +119,7 @@ class RegimeDetails:
     silos: ComparedSilos | None = None  # None without diagnostics
     missing: MissingCounts | None = None  # counts for covariates that may be missing
     omitted: int = 0  # records left out, because their treatment is missing
+    imputed: tuple[Estimate, ...] = ()  # one per data set, if a covariate is imputed
 
     @property
     def start(self) -> RegimeLaw:
@@ -230,6 +232,7 @@ class SequentialFits:
     tally: RegimeTally
     ceiling: float
     n: int
+    completion: int = 0  # the number of the imputed data set, 0 if there is but one
 
     @property
     def last(self) -> int:
@@ -262,6 +265,7 @@ class SequentialFits:
             scores=scores,
             ceiling=self.ceiling,
             weight_mean=self.tally.weight_mean,
+            completion=self.completion,
         )
 
     def fitted(self, view: PeriodView, asked: Sequence[Regression]) -> Flow[list[Fitted]]:
@@ -525,6 +529,16 @@ class SequentialFits:
             f"outcome model of period {period}, rule '{self._rule(chain)}': its fluctuation did not "
             "converge; compare rules that more people follow, or fewer periods",
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreparedRegimes:
+    """A study of treatment over time before it is targeted: fitted models and the problem."""
+
+    fits: SequentialFits
+    scores: tuple[PeriodScores, ...]
+    problem: RegimeProblem
+    g_floor: float
 
 
 def _newton_step(eps: float, slope: float, bend: float) -> float:

@@ -458,18 +458,24 @@ class Study:
 
     def _check_missing(self, variables: Variables) -> None:
         """Check that "omit" is declared for the treatment only, and other ways for covariates only."""
+        never: Mapping[str, str] = self.target.never_missing()
         others: dict[str | None, str] = {
             self.target.outcome: "the outcome; give a missingness_model",
             self.target.strata: "the strata",
             self.weights: "the weight of records",
             self.cluster: "the cluster",
+            **dict(never.items()),
             **{
                 name: "a supplied prediction"
                 for model in self.models.values()
                 if isinstance(model, Supplied)
                 for name in model.columns
             },
-            **{name: "what a rule reads" for rule in self.target.regimes() for name in rule.needs},
+            **{
+                self.declared_name(name): "what a rule reads"
+                for rule in self.target.regimes()
+                for name in rule.needs
+            },
             **dict.fromkeys(self.target.more_columns(), "a column of the target"),
         }
         for name, variable in variables.items():
@@ -487,10 +493,12 @@ class Study:
                 "declare an indicator"
             )
         for name in self.target.over_time if isinstance(self.target, AbstractRegimeEffect) else ():
-            if name in variables and variables[name].missing != "refuse":
+            how = variables[name].missing if name in variables else "refuse"
+            if how not in ("refuse", "impute"):
                 raise InputError(
-                    f"variables: '{name}' declares missing = \"{variables[name].missing}\", and is a "
-                    "variable over time: its values are missing after censoring or the event only"
+                    f"variables: '{name}' declares missing = \"{how}\", and is a variable over time: its "
+                    "values are missing after censoring or the event only, unless it is a covariate with "
+                    'missing = "impute"'
                 )
         if self.imputes and isinstance(self.algorithm, Personalized):
             raise InputError(
@@ -501,20 +509,30 @@ class Study:
     def may_be_missing(self) -> tuple[str, ...]:
         """The columns whose missing values are counted before anything is fitted; none in most studies.
 
-        They are the covariates that the dictionary declares to be imputed or to have an indicator and, where
-        some are imputed and outcomes may be missing, the outcome.
+        They are the covariates that the dictionary declares to be imputed or to have an indicator, by period
+        if they are over time, and the outcome where some are imputed and outcomes may be missing.
         """
-        variables = self.variables
-        used = {name for model in self.models.values() for name in used_columns(model)}
+        variables, used = self.variables, self.used_variables
         names = [n for n, v in variables.items() if n in used and v.missing in ("indicator", "impute")]
         outcome = [self.target.outcome] if self.imputes and self.missingness_model is not None else []
-        return (*names, *outcome)
+        over_time = {} if self.timeline is None else self.timeline.over_time
+        return (*(column for name in names for column in over_time.get(name, (name,))), *outcome)
 
     @property
     def imputes(self) -> bool:
         """Whether the dictionary declares that a covariate of some model is imputed."""
-        used = {name for model in self.models.values() for name in used_columns(model)}
+        used = self.used_variables
         return any(n in used and v.missing == "impute" for n, v in self.variables.items())
+
+    @property
+    def used_variables(self) -> set[str]:
+        """The variables that models use, also by their lags."""
+        return {self.declared_name(name) for model in self.models.values() for name in used_columns(model)}
+
+    def variable_of(self, column: str) -> Variable:
+        """Return the declaration of a column; that of a column of one period is its variable's over time."""
+        variable = None if self.timeline is None else self.timeline.variable_of(column)
+        return self.variables[variable or column]
 
     @property
     def omits(self) -> bool:

@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 from fedtmle.errors import InputError
 from fedtmle.initial.crossfit import Fitted
 from fedtmle.model.families import Family
+from fedtmle.model.problem import Estimate
 from fedtmle.model.types import Array
 from fedtmle.programs.diagnostics import Overlap
 from fedtmle.programs.fitting import Fitting
@@ -158,6 +159,7 @@ class TargetDetails:
     omitted: int = 0
     strata: tuple[str, ...] = ()
     groups: tuple[str, ...] = ()  # no effective sample sizes are known
+    imputed: tuple[Estimate, ...] = ()  # always empty: such a study imputes nothing
     overlap: Overlap = Overlap(truncated=(), disclosing=(), effective_sizes=(), predicted=(0.0, 0.0))
 
     @property

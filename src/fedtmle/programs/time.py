@@ -6,8 +6,8 @@ levels -> clusters -> counts -> treatment, hazard and censoring models -> overla
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Self
 
@@ -26,6 +26,7 @@ from fedtmle.programs.fitting import Fitting
 from fedtmle.programs.missing import Levels, MissingCounts
 from fedtmle.programs.nuisance import Regression, regressions
 from fedtmle.programs.rounds import both
+from fedtmle.programs.rubin import pool_estimates
 from fedtmle.programs.sites import ComparedSilos
 from fedtmle.programs.study import Study
 from fedtmle.programs.superlearner import begin_fits, fit_together
@@ -97,12 +98,26 @@ class PreparedTimes:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PreparedGrids:
+    """A study of time to an event before it is targeted, and the same study on a finer grid for comparison.
+
+    ``finer`` is that study with what was prepared or the error that ended it; None if there is none.
+    """
+
+    study: Study
+    target: AbstractTimeEffect
+    prepared: PreparedTimes
+    finer: tuple[Study, AbstractTimeEffect, PreparedTimes | FedTMLEError] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class FinerGrid:
     """The estimate on a finer grid, for comparison; ``reason`` says why there is none."""
 
     subperiods: int
     estimate: Estimate | None = None
     reason: str = ""
+    imputed: tuple[Estimate, ...] = ()  # one per data set, if a covariate is imputed
 
     @classmethod
     def of(cls, target: AbstractTimeEffect, ended: Outcome | FedTMLEError) -> Self:
@@ -114,6 +129,14 @@ class FinerGrid:
         if not ended.status.is_converged:
             return cls(subperiods=target.subperiods, reason=ended.status.value)
         return cls(subperiods=target.subperiods, estimate=ended.estimate)
+
+
+def combined_grids(grids: Sequence[FinerGrid]) -> FinerGrid:
+    """Return one finer grid over imputed data sets, by Rubin's rules; without an estimate if one has none."""
+    estimates = tuple(grid.estimate for grid in grids if grid.estimate is not None)
+    if len(estimates) < len(grids):
+        return next(grid for grid in grids if grid.estimate is None)
+    return replace(grids[0], estimate=pool_estimates(estimates), imputed=estimates)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,6 +158,7 @@ class TimeDetails:
     silos: ComparedSilos | None = None  # None without diagnostics
     missing: MissingCounts | None = None  # counts for covariates that may be missing
     omitted: int = 0  # records left out, because their treatment is missing
+    imputed: tuple[Estimate, ...] = ()  # one per data set, if a covariate is imputed
 
     @property
     def start(self) -> TimeLaw:

@@ -5,6 +5,9 @@ different columns, and hence sums for the differences of columns between the mod
 that were asked for each response, and judges their union whenever a model adds columns to it. Columns of one
 name are several where models are fitted to several completions of the same records. So are those of models
 that share residuals but not weights, such as the fluctuations under several rules.
+
+Columns of rows in memory are kept. Those of person-periods, which are made anew at every pass, are evaluated
+again for the models that are judged together.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from fedtmle.model.grouped import GroupedLinear
 from fedtmle.model.leverage import PersonRows, largest_leverage
 from fedtmle.model.profile import Profiled
 from fedtmle.model.submodel import LOOK_ROWS, AbstractSubmodel, GeneralisedLinear, StreamedLinear
@@ -50,6 +54,43 @@ class _Response:
 
 
 @dataclass
+class _LongResponse:
+    """A response over person-periods: its models, and where the columns of each name are."""
+
+    response: object
+    submodels: list[GroupedLinear] = field(default_factory=list)
+    columns: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
+
+    def add(self, names: tuple[str, ...], submodel: GroupedLinear, by_name: bool) -> bool:
+        """Keep the columns that are not known, as `_Response.add` does; return whether there are any."""
+        self.submodels.append(submodel)
+        last = len(self.submodels) - 1
+        new = {j for j, name in enumerate(names) if not (by_name and self.columns.get(name))}
+        same = {(j, place) for j in new for place in self.columns.get(names[j], ())}
+        if same:
+            for pieces in self._pieces():
+                mine = pieces[last].rows
+                same = {(j, (m, k)) for j, (m, k) in same if np.array_equal(pieces[m].rows[k], mine[j])}
+        new -= {j for j, _ in same}
+        for j in new:
+            self.columns.setdefault(names[j], []).append((last, j))
+        if not new:
+            self.submodels.pop()
+        return bool(new)
+
+    def _pieces(self) -> Iterator[tuple[PersonRows, ...]]:
+        """Yield the same people's rows of all models, with the residuals at zero."""
+        disclosed = [submodel.disclosed_rows(np.zeros(submodel.dim)) for submodel in self.submodels]
+        return zip(*disclosed, strict=True)
+
+    def rows(self) -> Iterator[PersonRows]:
+        places = [place for known in self.columns.values() for place in known]
+        for pieces in self._pieces():
+            rows = np.stack([pieces[m].rows[k] for m, k in places])
+            yield PersonRows(rows, pieces[0].counts)
+
+
+@dataclass
 class Designs:
     """The columns that were asked in one session, by response.
 
@@ -59,13 +100,16 @@ class Designs:
 
     by_name: bool = False
     _responses: list[_Response] = field(default_factory=list)
+    _long: list[_LongResponse] = field(default_factory=list)
     _known: dict[int, Model] = field(default_factory=dict)  # models that were added, by id
 
     @property
     def has_completions(self) -> bool:
         """Whether a column of some response was asked with several values, as imputed ones are."""
         plain = (response for response in self._responses if response.shared is None)
-        return any(len(known) > 1 for response in plain for known in response.columns.values())
+        sizes = [len(known) for response in plain for known in response.columns.values()]
+        sizes += [len(known) for response in self._long for known in response.columns.values()]
+        return max(sizes, default=0) > 1
 
     def add(self, model: Model, submodel: AbstractSubmodel, enough: float) -> float:
         """Return the largest leverage in the columns of all models of the response, this one included.
@@ -84,7 +128,7 @@ class Designs:
         elif isinstance(submodel, Profiled) and (whole := submodel.in_memory) is not None:
             response, columns = self._response_of(whole), _within(whole)
         else:
-            return 0.0
+            return self._add_long(model, names, submodel, enough)
         self._known[id(model)] = model
         is_first = not response.columns
         is_new = [
@@ -94,6 +138,23 @@ class Designs:
         if is_first or not any(is_new):
             return 0.0  # the model's own columns are judged wherever it is evaluated
         return largest_leverage(response.rows, enough=enough)
+
+    def _add_long(
+        self, model: Model, names: tuple[str, ...], submodel: AbstractSubmodel, enough: float
+    ) -> float:
+        """Return what `add` does, for person-periods."""
+        facts = model.judged_together
+        if facts is None or not isinstance(submodel, GroupedLinear):
+            return 0.0
+        self._known[id(model)] = model
+        known = next((each for each in self._long if each.response == facts.response), None)
+        if known is None:
+            known = _LongResponse(facts.response)
+            self._long.append(known)
+        is_first = not known.columns
+        if not known.add(names, submodel, self.by_name) or is_first:
+            return 0.0
+        return largest_leverage(known.rows, enough=enough)
 
     def _response_of(self, submodel: GeneralisedLinear) -> _Response:
         for known in self._responses:

@@ -298,7 +298,26 @@ def missing(document: Document) -> str:
             for name, line in lines.items()
         ]
         html += scrolling(table(["missing covariate", "records", "handled by"], rows), "Missing covariates")
-    return html
+    return html + _imputation(document)
+
+
+def _imputation(document: Document) -> str:
+    """Return what imputation costs each estimate; empty if nothing was imputed."""
+    imputation = document.get("imputation")
+    if not imputation:
+        return ""
+    rows = [
+        [line["estimand"], f"{line['missing_information']:.0%}", f"{line['df']:.0f}"]
+        for line in imputation["estimands"]
+    ]
+    head = [f"over {imputation['datasets']} imputed data sets", "missing information", "df"]
+    note = text(
+        "p",
+        "Estimates and intervals combine the imputed data sets by Rubin's rules. Missing information is the "
+        "share of an estimate's information that is lost because values are missing; df are the degrees of "
+        "freedom of its interval.",
+    )
+    return scrolling(table(head, rows), "Imputed data sets") + note
 
 
 def _without_outcome(document: Document, unknown: int) -> str:

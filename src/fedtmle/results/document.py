@@ -71,7 +71,7 @@ def document(plan: Plan, finished: Finished, result: Result, release: Sequence[s
     if result.psi is not None and result.covariance is not None:
         interaction = interaction_tests(study, details.components, result.psi, result.covariance)
         sensitivity = sensitivity_document(study, details, result.psi, result.covariance)
-        if isinstance(details, StudyDetails) and details.imputed:
+        if details.imputed:
             estimates, simultaneous, combinations = imputed_rows(
                 study, details.components, details.imputed, result.n
             )
@@ -269,12 +269,13 @@ def _silos_without_estimate(
 
 def _missing_document(study: Study, details: Details) -> dict[str, Document]:
     """Return, for each covariate that may be missing, the number of missing values and their treatment."""
-    counts = {} if details.missing is None else details.missing.counts
-    variables = study.variables
+    missing = details.missing
+    if missing is None:
+        return {}
     return {
-        name: {"count": count, "of": details.missing.n, "handled": variables[name].missing}
-        for name, count in counts.items()
-        if details.missing is not None and name != study.target.outcome
+        name: {"count": count, "of": missing.of(name), "handled": study.variable_of(name).missing}
+        for name, count in missing.counts.items()
+        if name != study.target.outcome
     }
 
 

@@ -155,21 +155,100 @@ def imputed_rows(
 ) -> tuple[list[Row], list[Row], list[MultiplyImputed]]:
     """Return the pointwise and simultaneous rows of m data sets by Rubin's rules, and what they rest on.
 
-    A ratio is combined on the log scale. Intervals have the quantile of t; simultaneous ones have theirs
-    widened by the same factor.
+    A ratio is combined on the log scale; `imputed_intervals` has the quantiles.
     """
-    tables = [table_rows(study, components, each.psi, each.covariance) for each in estimates]
-    z = NormalDist().inv_cdf(0.5 + study.confidence / 2)
-    pointwise, simultaneous, combinations = [], [], []
-    for index, like in enumerate(tables[0][0]):
-        pairs = [symmetric(pointwise_rows[index]) for pointwise_rows, _ in tables]
-        found = combine([y for y, _ in pairs], [v for _, v in pairs], n - 1)
-        quantile = float(stdtrit(found.df, 0.5 + study.confidence / 2)) if math.isfinite(found.df) else z
-        wider = float(np.mean([_widening(rows[1][index], rows[0][index]) for rows in tables]))
-        pointwise.append(_combined_row(like, found, quantile))
-        simultaneous.append(_combined_row(like, found, quantile * wider))
-        combinations.append(found)
-    return pointwise, simultaneous, combinations
+    by_set = [summaries(study, components, each.psi) for each in estimates]
+    values, variances = [], []
+    for reported, each in zip(by_set, estimates, strict=True):
+        slopes = np.stack([s.gradient / s.value if s.scale.is_log else s.gradient for s in reported])
+        values.append([math.log(s.value) if s.scale.is_log else s.value for s in reported])
+        variances.append(slopes @ each.covariance @ slopes.T)
+    found = imputed_intervals(np.array(values), np.stack(variances), n, study.confidence, study.seed)
+    likes = [_row(summary, 0.0, 0.0) for summary in by_set[0]]
+    pointwise = [
+        _combined_row(like, each, q)
+        for like, each, q in zip(likes, found.combined, found.pointwise, strict=True)
+    ]
+    simultaneous = [
+        _combined_row(like, each, q)
+        for like, each, q in zip(likes, found.combined, found.simultaneous, strict=True)
+    ]
+    return pointwise, simultaneous, list(found.combined)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImputedIntervals:
+    """Numbers over m data sets by Rubin's rules, and the quantiles of their intervals, one for each."""
+
+    combined: tuple[MultiplyImputed, ...]
+    pointwise: tuple[float, ...]
+    simultaneous: tuple[float, ...]
+
+
+def imputed_intervals(
+    values: Array, variances: Array, n: int, confidence: float, seed: int
+) -> ImputedIntervals:
+    """Return the combined numbers and their quantiles.
+
+    ``values`` has shape (m, numbers) and ``variances`` (m, numbers, numbers), on the scale on which intervals
+    are symmetric. Pointwise quantiles are those of t with each number's degrees of freedom. For simultaneous
+    ones let q be the quantile of max |Z|, Z normal with the correlation of the total variance
+
+        T = mean of the variances + (1 + 1/m) B,   B the covariance of the values over the data sets:
+
+    each number's quantile is that of t at the level Phi(q), so that all numbers have the same coverage one by
+    one, and together the stated one if the t's depend on each other as Z does.
+    """
+    numbers = values.shape[1]
+    combined = tuple(
+        combine(values[:, k].tolist(), variances[:, k, k].tolist(), n - 1) for k in range(numbers)
+    )
+    between = np.cov(values, rowvar=False, ddof=1).reshape(numbers, numbers)
+    total = variances.mean(axis=0) + (1.0 + 1.0 / len(values)) * between
+    z = NormalDist().inv_cdf(0.5 + confidence / 2)
+    q = simultaneous_quantile(total, confidence, seed)
+    level = NormalDist().cdf(q) if q > z else 0.5 + confidence / 2
+
+    def quantiles(level: float, normal: float) -> tuple[float, ...]:
+        degrees = (each.df for each in combined)
+        return tuple(float(stdtrit(df, level)) if math.isfinite(df) else normal for df in degrees)
+
+    return ImputedIntervals(
+        combined=combined,
+        pointwise=quantiles(0.5 + confidence / 2, z),
+        simultaneous=quantiles(level, q),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeanIntervals:
+    """Standard errors of the components of psi, and the quantiles of their intervals; shape (d,) each."""
+
+    std_error: Array
+    pointwise: Array
+    simultaneous: Array
+
+
+def mean_intervals(
+    study: Study, covariance: Array, imputed: Sequence[Estimate], n: int, place: slice = slice(None)
+) -> MeanIntervals:
+    """Return the intervals of the components in ``place``: by Rubin's rules if data sets were imputed."""
+    covariance = covariance[place, place]
+    if imputed:
+        values = np.stack([each.psi[place] for each in imputed])
+        variances = np.stack([each.covariance[place, place] for each in imputed])
+        found = imputed_intervals(values, variances, n, study.confidence, study.seed)
+        return MeanIntervals(
+            std_error=np.sqrt([each.variance for each in found.combined]),
+            pointwise=np.array(found.pointwise),
+            simultaneous=np.array(found.simultaneous),
+        )
+    ones = np.ones(len(covariance))
+    return MeanIntervals(
+        std_error=np.sqrt(np.diag(covariance)),
+        pointwise=NormalDist().inv_cdf(0.5 + study.confidence / 2) * ones,
+        simultaneous=simultaneous_quantile(covariance, study.confidence, study.seed) * ones,
+    )
 
 
 def symmetric(row: Row) -> tuple[float, float]:
@@ -177,15 +256,6 @@ def symmetric(row: Row) -> tuple[float, float]:
     if row.scale.is_log:
         return math.log(row.estimate), (row.std_error / row.estimate) ** 2
     return row.estimate, row.std_error**2
-
-
-def _widening(simultaneous: Row, pointwise: Row) -> float:
-    """Return the width of a simultaneous interval relative to the pointwise one."""
-    ends = [(row.conf_low, row.conf_high) for row in (simultaneous, pointwise)]
-    if pointwise.scale.is_log:
-        ends = [(math.log(low), math.log(high)) for low, high in ends]
-    (low, high), (inner_low, inner_high) = ends
-    return (high - low) / (inner_high - inner_low) if inner_high > inner_low else 1.0
 
 
 def _combined_row(like: Row, found: MultiplyImputed, quantile: float) -> Row:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from statistics import NormalDist
-
 import numpy as np
 
 from fedtmle.layout import Document
 from fedtmle.programs.regimes import Adherence, RegimeDetails
 from fedtmle.programs.study import Study
-from fedtmle.results.inference import simultaneous_quantile
+from fedtmle.results.inference import mean_intervals
 from fedtmle.runtime.result import Result
 from fedtmle.targets.regimes.estimands import AbstractRegimeEffect
 from fedtmle.targets.regimes.statistics import WEIGHT_EDGES
@@ -38,7 +36,7 @@ def regime_document(study: Study, details: RegimeDetails, result: Result, silos:
             )
         ],
         "weight_bound": 1.0 / details.g_floor if details.g_floor else None,
-        "rules": _means(study, target, result),
+        "rules": _means(study, target, details, result),
         "adherence": None
         if details.adherence is None
         else [
@@ -48,15 +46,14 @@ def regime_document(study: Study, details: RegimeDetails, result: Result, silos:
     }
 
 
-def _means(study: Study, target: AbstractRegimeEffect, result: Result) -> list[Document]:
+def _means(
+    study: Study, target: AbstractRegimeEffect, details: RegimeDetails, result: Result
+) -> list[Document]:
     """Return each rule's mean, or its risks by horizon, with pointwise intervals and simultaneous bands."""
     if result.psi is None or result.covariance is None:
         return []
     everyone = slice(len(target.chains))  # strata come after
-    covariance = result.covariance[everyone, everyone]
-    error = np.sqrt(np.diag(covariance))
-    pointwise = NormalDist().inv_cdf(0.5 + study.confidence / 2)
-    band = simultaneous_quantile(covariance, study.confidence, study.seed)
+    found = mean_intervals(study, result.covariance, details.imputed, result.n, everyone)
     low, high = study.outcome_bounds
 
     def within(values: np.ndarray) -> list[float]:
@@ -66,17 +63,18 @@ def _means(study: Study, target: AbstractRegimeEffect, result: Result) -> list[D
     shown: list[Document] = []
     for k, rule in enumerate(target.rules):
         place = slice(k * len(horizons), (k + 1) * len(horizons))
-        value, spread = np.asarray(result.psi[place]), error[place]
+        value, spread = np.asarray(result.psi[place]), found.std_error[place]
+        inner, outer = found.pointwise[place] * spread, found.simultaneous[place] * spread
         shown.append(
             {
                 "rule": rule.label,
                 "horizons": horizons,
                 "estimate": [float(each) for each in value],
                 "std_error": [float(each) for each in spread],
-                "conf_low": within(value - pointwise * spread),
-                "conf_high": within(value + pointwise * spread),
-                "band_low": within(value - band * spread),
-                "band_high": within(value + band * spread),
+                "conf_low": within(value - inner),
+                "conf_high": within(value + inner),
+                "band_low": within(value - outer),
+                "band_high": within(value + outer),
             }
         )
     return shown

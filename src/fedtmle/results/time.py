@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import math
-from statistics import NormalDist
-
-import numpy as np
 
 from fedtmle.layout import Document
 from fedtmle.programs.study import Study
 from fedtmle.programs.time import AtRisk, TimeDetails
-from fedtmle.results.inference import simultaneous_quantile, symmetric, table_rows
+from fedtmle.results.inference import imputed_rows, mean_intervals, symmetric, table_rows
 from fedtmle.runtime.result import Result
 from fedtmle.targets.time.estimands import AbstractTimeEffect
 
@@ -48,8 +45,12 @@ def _finer_grid(
         return None
     shown: list[Document] = []
     if finer.estimate is not None:
-        own, _ = table_rows(study, details.components, psi, covariance)
-        rows, _ = table_rows(study, details.components, finer.estimate.psi, finer.estimate.covariance)
+        if details.imputed:
+            own, _, _ = imputed_rows(study, details.components, details.imputed, result.n)
+            rows, _, _ = imputed_rows(study, details.components, finer.imputed, result.n)
+        else:
+            own, _ = table_rows(study, details.components, psi, covariance)
+            rows, _ = table_rows(study, details.components, finer.estimate.psi, finer.estimate.covariance)
         for row, like in zip(rows, own, strict=True):
             (there, _), (here, variance) = symmetric(row), symmetric(like)
             shown.append({**row.to_dict(), "difference": (there - here) / math.sqrt(variance)})
@@ -69,9 +70,8 @@ def _curves(study: Study, target: AbstractTimeEffect, details: TimeDetails, resu
     psi, covariance = result.psi, result.covariance
     if psi is None or covariance is None:
         return []
-    error = np.sqrt(np.diag(covariance))
-    pointwise = NormalDist().inv_cdf(0.5 + study.confidence / 2)
-    band = simultaneous_quantile(covariance, study.confidence, study.seed)
+    found = mean_intervals(study, covariance, details.imputed, result.n)
+    error, pointwise, band = found.std_error, found.pointwise, found.simultaneous
     low, high = (-math.inf, math.inf) if target.is_area else (0.0, 1.0)
 
     def within(values: list[float]) -> list[float]:
@@ -84,7 +84,8 @@ def _curves(study: Study, target: AbstractTimeEffect, details: TimeDetails, resu
             place = range(at, at := at + len(horizons))
             values = [target.value_of(float(psi[r]), h) for r, h in zip(place, horizons, strict=True)]
             errors = [float(error[r]) for r in place]
-            pairs = list(zip(values, errors, strict=True))
+            inner = [float(pointwise[r] * error[r]) for r in place]
+            outer = [float(band[r] * error[r]) for r in place]
             curves.append(
                 {
                     "arm": group.regime.label,
@@ -94,10 +95,10 @@ def _curves(study: Study, target: AbstractTimeEffect, details: TimeDetails, resu
                     "times": [target.edges[h - 1] for h in horizons],
                     "estimate": values,
                     "std_error": errors,
-                    "conf_low": within([v - pointwise * e for v, e in pairs]),
-                    "conf_high": within([v + pointwise * e for v, e in pairs]),
-                    "band_low": within([v - band * e for v, e in pairs]),
-                    "band_high": within([v + band * e for v, e in pairs]),
+                    "conf_low": within([v - e for v, e in zip(values, inner, strict=True)]),
+                    "conf_high": within([v + e for v, e in zip(values, inner, strict=True)]),
+                    "band_low": within([v - e for v, e in zip(values, outer, strict=True)]),
+                    "band_high": within([v + e for v, e in zip(values, outer, strict=True)]),
                 }
             )
     return curves

@@ -115,12 +115,25 @@ def _covariates(study: Study) -> Iterator[Column]:
 def first_period(study: Study, tables: Mapping[str, Table]) -> dict[str, Table]:
     """Return the tables with each variable over time under its own name, at its value in period 1.
 
-    Without variables over time, the tables are returned unchanged.
+    Without variables over time, the tables are returned unchanged. Values that are imputed stay missing.
     """
-    if study.timeline is None:
+    timeline = study.timeline
+    if timeline is None:
         return dict(tables)
-    view = PeriodView(timeline=study.timeline, period=1)
-    return {name: view.show(table) for name, table in tables.items()}
+    view = PeriodView(timeline=timeline, period=1)
+    columns = {name: timeline.column(name, 1) for name in timeline.imputed}
+
+    def shown(table: Table) -> Table:
+        numeric = {name: table.numeric[c] for name, c in columns.items() if c in table.numeric}
+        factors = {name: table.factors[c] for name, c in columns.items() if c in table.factors}
+        first = view.show(table)
+        return Table(
+            n_rows=first.n_rows,
+            numeric={**first.numeric, **numeric},
+            factors={**first.factors, **factors},
+        )
+
+    return {name: shown(table) for name, table in tables.items()}
 
 
 def check_streams(study: Study, tables: Mapping[str, AnyTable]) -> None:

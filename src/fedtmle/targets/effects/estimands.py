@@ -216,6 +216,10 @@ class AbstractEffect(ABC):
         treatment = {self.treatment: "treatment"} if role == "treatment" and self.treatment else {}
         return {self.outcome: "outcome", **treatment}
 
+    def never_missing(self) -> dict[str, str]:
+        """Return the columns beside outcome and treatment that no study imputes, with their parts in it."""
+        return {}
+
     def components(self, strata: Sequence[str]) -> tuple[Component, ...]:
         """Return the means that the effect is made of, population by population."""
         return tuple(

@@ -108,6 +108,7 @@ class SequentialRules:
     scores: tuple[PeriodScores, ...]  # scores of each period
     ceiling: float  # bound of a cumulative weight
     weight_mean: float
+    completion: int = 0  # the number of the imputed data set, 0 if there is but one
 
     @cached_property
     def views(self) -> tuple[PeriodView, ...]:

@@ -63,7 +63,6 @@ class AbstractRegimeEffect(AbstractEffect):
     roles = ("outcome", "treatment", "censoring")
     fitted_roles = roles
     fixed_options = ("submodel", "link")
-    may_impute = False
     keeps_own = False
 
     rules: tuple[AbstractRegime, ...]
@@ -169,6 +168,11 @@ class AbstractRegimeEffect(AbstractEffect):
         own = role == "treatment" and not self.is_modified
         return {**named, **lags, **({str(self.treatment): "treatment"} if own else {})}
 
+    def never_missing(self) -> dict[str, str]:
+        """Return the outcome and the censoring, whose values are missing once a person has left only."""
+        censoring = {} if self.censoring is None else {self.censoring: "the censoring"}
+        return {self.outcome: "the outcome", **censoring}
+
     @property
     def is_survival(self) -> bool:
         """Whether the outcome is an event over time."""
@@ -198,6 +202,9 @@ class AbstractRegimeEffect(AbstractEffect):
                 for name in self.over_time
                 if name in ranges
             },
+            imputed=frozenset(
+                name for name in self.over_time if name in variables and variables[name].missing == "impute"
+            ),
         )
 
     def question_stem(self) -> str:

@@ -113,7 +113,8 @@ class Fluctuated(AbstractResponse):
 
     @property
     def shared_residuals(self) -> Hashable:
-        return "fluctuations", self.period, self.chain.horizon  # rules and strata differ by their weights
+        # Rules and strata differ by their weights. Imputed data sets differ by their predictions, too.
+        return "fluctuations", self.period, self.chain.horizon, self.sequence.completion
 
     def of(self, table: Table) -> tuple[Array, Array]:
         followed = self.sequence.timeline.follow(table)

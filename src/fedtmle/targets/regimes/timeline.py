@@ -51,7 +51,7 @@ class Timeline:
     ``over_time`` has one column per period for each variable. ``censoring`` is 1 in the period in which a
     person is censored, None if nobody is. ``event`` is a binary variable over time, 1 in the period of the
     event; None for an outcome at the end, ``outcome``. ``fills`` is the value of a number that nobody has:
-    in its declared range.
+    in its declared range. Covariates that are ``imputed`` may be missing for people at risk.
     """
 
     over_time: Mapping[str, tuple[str, ...]]
@@ -60,6 +60,7 @@ class Timeline:
     censoring: str | None = None
     event: str | None = None
     fills: Mapping[str, float] = field(default_factory=dict)
+    imputed: frozenset[str] = frozenset()
 
     @property
     def periods(self) -> int:
@@ -82,6 +83,15 @@ class Timeline:
         lagged = self.lagged(name)
         return name if lagged is None else self.over_time[lagged.name][period - 1 - lagged.lag]
 
+    def variable_of(self, column: str) -> str | None:
+        """Return the variable over time of which this is the column of a period; None if it is of none."""
+        return next((name for name, columns in self.over_time.items() if column in columns), None)
+
+    def period_of(self, column: str) -> int | None:
+        """Return the period of a column of a variable over time, counted from 1; None for other columns."""
+        name = self.variable_of(column)
+        return None if name is None else self.over_time[name].index(column) + 1
+
     def names(self, period: int) -> Iterator[str]:
         """Yield every name of a variable over time that has a value in a period."""
         for name in self.over_time:
@@ -96,7 +106,7 @@ class Timeline:
         for t in range(1, periods + 1):
             at_risk[t - 1] = here
             for name in self.over_time:
-                if name != self.event:
+                if name != self.event and name not in self.imputed:
                     self._require(table, self.column(name, t), here, f"at risk in period {t}")
             if self.censoring is not None:
                 here = here & ~self._is_one(table, self.censoring, t)

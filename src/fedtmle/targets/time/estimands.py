@@ -71,7 +71,6 @@ class AbstractTimeEffect(AbstractEffect):
     roles = ("hazard", "treatment", "censoring")
     fitted_roles = ("hazard", "censoring")
     fixed_options = ("clever", "submodel", "link")
-    may_impute = False
     keeps_own = False
 
     time: str
@@ -113,6 +112,10 @@ class AbstractTimeEffect(AbstractEffect):
         entry = {} if self.entry is None else {self.entry: "entry"}
         period = {PERIOD: "period"} if role == "treatment" else {}
         return {**AbstractEffect.excluded(self, role), self.time: "time", **entry, **period}
+
+    def never_missing(self) -> dict[str, str]:
+        entry = {} if self.entry is None else {self.entry: "the time of entry"}
+        return {self.outcome: "the event", self.time: "the time of follow-up", **entry}
 
     def _read_causes(self) -> None:
         expect("causes", self.causes, tuple | list, 'the codes of events, such as ("1",)')
