@@ -70,7 +70,7 @@ def queries(study: ft.Study, table: Table) -> list[NoisySums]:
 
 def row_terms(columns: AbstractPrivateColumns[Any], table: Table) -> Array:
     """The terms of each record, shape (terms, N)."""
-    values = columns.evaluate(table)
+    values = np.asarray(columns.evaluate(table))
     return np.stack([np.prod(values[list(term)], axis=0) for term in columns.terms])
 
 

@@ -136,7 +136,7 @@ def test_the_ladder_is_the_one_step_estimate_at_each_bound(options: dict[str, An
     problem, floor = outcome.problem, outcome.details.g_floor
     rows = problem.rows(tables["s"])
     g, _ = problem.prepare.propensities(tables["s"])
-    q = problem.regression(outcome.law, rows, problem.parts[0])
+    q = np.stack(problem.regression(outcome.law, rows, problem.parts[0]))
     taken = np.eye(2)[rows.arm].T
     ladder = ft.run(own, {"s": data}).document["ladder"]
     assert [rung["bound"] for rung in ladder] == pytest.approx([floor * k for k in (0.25, 0.5, 2.0, 4.0)])

@@ -10,7 +10,7 @@ from fedtmle.errors import ContributionError, InputError
 from fedtmle.model import kernels, parallel
 from fedtmle.model.exact import CHUNK, Sums, beyond_bound, query_shifts
 from fedtmle.model.families import Family
-from fedtmle.model.kernels import binned_sums, column_sums
+from fedtmle.model.kernels import OUTSIDE, binned_sums, column_sums
 from fedtmle.model.types import Array, Part, RowBound
 
 BACKENDS = ("numba", "numpy")
@@ -71,25 +71,69 @@ def test_a_product_beyond_its_bound_is_counted(backend: str) -> None:
     assert str(error.value) == beyond_bound(2, "term")
 
 
-@pytest.mark.parametrize("n", [0, 1, 2 * CHUNK + 5])
+@pytest.mark.parametrize("n", [0, 1, 2 * CHUNK + 5, 40 * CHUNK])
 def test_bins_are_the_sums_of_their_rows(n: int) -> None:
-    own, bins = columns(n), np.sort(np.random.default_rng(0).choice([0, 1, 3], n))
-    ends = np.searchsorted(bins, range(4), side="right").tolist()
-    terms = [(0,), (2,), (0, 1)]
+    own, bins = columns(n), np.random.default_rng(0).choice([0, 1, 3, OUTSIDE], n).astype(np.uint8)
+    own[:, bins == OUTSIDE] = np.nan  # which nobody sums
+    terms = [(0,), (2,), (0, 2)]
     want = [column_sums(own[:, bins == b], (3, 5, 6), what="bin", terms=terms) for b in range(4)]
     assert n < 2 or len({sums.units for sums in want}) == 4
     for backend in BACKENDS:
         with kernels.using_backend(backend):
-            assert binned_sums(own, ends, (3, 5, 6), what="bin", terms=terms) == want
+            assert binned_sums(own, bins, 4, (3, 5, 6), what="bin", terms=terms) == want
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_columns_are_read_where_they_are(backend: str) -> None:
+    own, n = columns(2 * CHUNK + 5), 2 * CHUNK + 5
+    constant, spread = np.broadcast_to(np.float64(0.3), (n,)), columns(2 * n)[1, ::2]
+    bins = np.arange(n, dtype=np.uint8) % 3
+    apart, together = [own[0], constant, spread], np.stack([own[0], constant, spread])
+    with kernels.using_backend(backend):
+        for terms in (TERMS, [(2, 1)], [(1,)]):
+            powers = [6] * len(terms)
+            assert column_sums(apart, powers, what="term", terms=terms) == column_sums(
+                together, powers, what="term", terms=terms
+            )
+            assert binned_sums(apart, bins, 3, powers, what="bin", terms=terms) == binned_sums(
+                together, bins, 3, powers, what="bin", terms=terms
+            )
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("bad", [np.nan, np.inf, 8.5])
 def test_a_row_beyond_the_bound_of_a_bin_is_counted(backend: str, bad: float) -> None:
-    own = np.ones((2, 30))
+    own, bins = np.ones((2, 30)), (np.arange(30) // 10).astype(np.uint8)
     own[1, [3, 25, 26]] = bad
     with kernels.using_backend(backend), pytest.raises(ContributionError, match=r"^3 row.*one row's bin"):
-        binned_sums(own, [10, 20, 30], (3, 3), what="bin")
+        binned_sums(own, bins, 3, (3, 3), what="bin")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("n", [0, 1, 7, 2 * CHUNK + 5])
+def test_values_are_put_into_bins_and_counted(backend: str, n: int) -> None:
+    edges = (-3.0, 0.0, 0.5, 4.0)
+    values = columns(n)[0].round()
+    values[: n // 9] = np.nan
+    values[n // 9 : n // 3] = 4.0  # an edge belongs to the bin above it
+    bins = np.array([sum(value >= edge for edge in edges) for value in values], dtype=np.uint8)
+    with kernels.using_backend(backend):
+        assert kernels.bins_between(edges, values).tolist() == bins.tolist()
+        assert kernels.bins_between((), values).tolist() == [0] * n
+        outside = np.where(values == 2.0, OUTSIDE, bins).astype(np.uint8)
+        assert kernels.count_bins(outside, 6) == [int(np.sum(outside == b)) for b in range(6)]
+        known = np.array([4.0, -1.0])
+        want = [
+            [
+                int(np.sum(held & (outside == b)))
+                for held in (values == 4, values == -1, ~np.isin(values, known))
+            ]
+            for b in range(6)
+        ]
+        assert kernels.count_values(values, known, outside, 6).tolist() == want
+        assert kernels.count_values(values, known[:0], outside, 6)[:, 0].tolist() == [
+            int(np.sum(outside == b)) for b in range(6)
+        ]
 
 
 @pytest.mark.parametrize("dim", range(1, 9))
@@ -165,9 +209,15 @@ def test_arguments_that_do_not_fit_are_refused() -> None:
             column_sums(ones, (1,), what="term", terms=terms)
     with pytest.raises(InputError, match="terms"):
         column_sums(ones, (1, 1, 1), what="term")
-    for ends in ([2, 3], [2, 5], [5, 4], [-1, 4]):
-        with pytest.raises(InputError, match="ends"):
-            binned_sums(ones, ends, (1, 1), what="bin")
+    for bins, size in (([0, 1, 2], 3), ([0, 1, 2, 3], 3), ([0] * 4, 0), ([0] * 4, 256)):
+        with pytest.raises(InputError, match="bins"):
+            binned_sums(ones, np.array(bins, dtype=np.uint8), size, (1, 1), what="bin")
+    with pytest.raises(InputError, match="bins"):
+        binned_sums(ones, np.zeros(4, dtype=np.int64), 1, (1, 1), what="bin")
+    with pytest.raises(InputError, match="columns"):
+        column_sums([np.ones(4), np.ones(5)], (1, 1), what="term")
+    with pytest.raises(InputError, match="edges"):
+        kernels.bins_between([0.5] * 255, np.ones(3))
     with pytest.raises(InputError, match="codes"):
         kernels.chosen(ones, np.zeros(3, dtype=np.int16))
 

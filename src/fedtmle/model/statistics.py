@@ -18,7 +18,7 @@ import numpy as np
 
 from fedtmle.model.exact import Sums, column_shifts, zero_sums
 from fedtmle.model.kernels import column_sums
-from fedtmle.model.types import Array, Bytes
+from fedtmle.model.types import Array, Bytes, Columns
 
 Piece = TypeVar("Piece")  # consecutive rows, as `over` gives them
 Result = TypeVar("Result")
@@ -67,14 +67,14 @@ class AbstractBoundedColumns(AbstractStatistic[Piece]):
         return [(j,) for j in range(len(self.names))]
 
     @abstractmethod
-    def evaluate(self, piece: Piece) -> Array:
-        """Return the columns of which the terms are made, shape (p, N)."""
+    def evaluate(self, piece: Piece) -> Columns:
+        """Return the columns of which the terms are made, shape (p, N); they are not written to."""
 
     def disclosed(self, piece: Piece, names: Sequence[int] | None = None) -> Array:
         """Return the terms row by row, those of some names if given, shape (k, N)."""
         columns, terms = self.evaluate(piece), self.terms
         asked = [terms[j] for j in (range(len(terms)) if names is None else names)]
-        values = np.empty((len(asked), columns.shape[1]))
+        values = np.empty((len(asked), len(columns[0])))
         for row, (j, *second) in zip(values, asked, strict=True):
             row[:] = columns[j] * columns[second[0]] if second else columns[j]
         return values
@@ -112,30 +112,15 @@ class AbstractPrivateColumns(AbstractBoundedColumns[Piece]):
 class Group:
     """Rows in bins.
 
-    ``bins`` is each row's bin, shape (N,); ``values``, shape (p, N), or ``terms`` of them are summed per bin:
-    a column's number, or two for their product. No sum may single out a few rows by their value of
-    ``sensitive``, shape (N,).
+    ``bins`` is each row's bin, shape (N,), or `kernels.OUTSIDE` if it is in none. ``values``, shape (p, N),
+    or ``terms`` of them are summed per bin: a column's number, or two for their product. No sum may single
+    out a few rows by their value of ``sensitive``, shape (N,).
     """
 
     bins: Bytes
-    values: Array | None = None
+    values: Columns | None = None
     sensitive: Array | None = None
     terms: Sequence[tuple[int, ...]] | None = None
-
-    @property
-    def is_sorted(self) -> bool:
-        """Whether the rows of each bin stand together, in the order of the bins."""
-        return bool((self.bins[1:] >= self.bins[:-1]).all())
-
-    def sorted(self) -> Group:
-        """Return the rows in the order of their bins."""
-        order = np.argsort(self.bins, kind="stable")
-        return Group(
-            bins=self.bins[order],
-            values=None if self.values is None else self.values[:, order],
-            sensitive=None if self.sensitive is None else self.sensitive[order],
-            terms=self.terms,
-        )
 
 
 # A bin's sum is likely a b / count: a and b are columns before it, numbered from 1, or the count itself, 0.

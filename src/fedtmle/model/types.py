@@ -17,6 +17,7 @@ IntArray = NDArray[np.int64]
 Bytes = NDArray[np.uint8]
 Codes = NDArray[np.int16]  # the code of the arm in each row
 Bools = NDArray[np.bool_]
+Columns = Sequence[Array] | Array  # columns of shape (N,) each: a list of them, or one array of shape (p, N)
 
 
 class Part(enum.Flag):

@@ -134,7 +134,7 @@ class EffectChart(AbstractChart[EffectLaw, Table]):
         u, t = moments.u, moments.t
         du, dt, dm = np.zeros_like(u), np.zeros_like(u), np.zeros_like(u)
         for part in problem.parts:
-            q = problem.regression(law, prepared, part)
+            q = np.stack(problem.regression(law, prepared, part))
             dq = self._linked_tangent(law, prepared, moved, part)
             dq = dq if problem.linear else q * (1.0 - q) * dq
             residual = problem.width * (prepared.y - _factual(prepared.arm, q))

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, chain, groupby, islice, pairwise
+from itertools import accumulate, chain, islice, pairwise
 from operator import add
 from typing import Any, final
 
@@ -19,9 +19,9 @@ import numpy as np
 
 from fedtmle.errors import DecodeError
 from fedtmle.model.exact import Sums, column_shifts, nearest, zero_sums
-from fedtmle.model.kernels import binned_sums
+from fedtmle.model.kernels import binned_sums, count_bins, count_values
 from fedtmle.model.statistics import AbstractBins, Forecast, Group
-from fedtmle.model.types import Array
+from fedtmle.model.types import Array, Bytes
 from fedtmle.protocol.codes import MOST_SILOS, AbstractCode, BitReader, BitWriter, Integers
 from fedtmle.protocol.masks import Lane
 from fedtmle.protocol.query import AbstractTotals, Local, Phase, Query
@@ -252,56 +252,51 @@ class BinsQuery(AbstractTotals[Bins, PooledBins]):
 
     def answer(self, local: Local) -> Bins:
         exact = zero_sums(column_shifts(self.bins.exponents))
-        totals = [[_Bin(exact) for _ in range(size)] for size in self.bins.sizes]
+        totals = [_GroupTotal([exact] * size) for size in self.bins.sizes]
         for piece in local.evaluate(lambda rows: self.bins.over(rows, self._count)):
-            for bins, counted in zip(totals, piece, strict=True):
-                for bin_, part in zip(bins, counted, strict=True):
-                    bin_.add(part)
-        return tuple(tuple(bin_.total_of(self._shifts) for bin_ in bins) for bins in totals)
+            for total, counted in zip(totals, piece, strict=True):
+                total.add(counted)
+        return tuple(total.bins(self._shifts) for total in totals)
 
     def suppress(self, answer: Bins, floor: Callable[[Query], int]) -> Bins:
         rule = _folded if self.bins.on_a_scale else _whole
         return tuple(rule([bin_ for bin_ in group if bin_ is not None], floor(self)) for group in answer)
 
-    def _count(self, piece: object) -> list[list[_Counted]]:
-        """Return the contribution of a piece of the rows to each bin of each group."""
-        groups = zip(self.bins.groups(piece), self.bins.sizes, strict=True)
-        alike = groupby(groups, key=lambda pair: (id(pair[0].bins), id(pair[0].values), pair[1]))
-        parts = (self._counted([group for group, _ in pairs], size) for (_, _, size), pairs in alike)
-        return list(chain.from_iterable(parts))
+    def _count(self, piece: object) -> list[_Counted]:
+        """Return the contribution of a piece of the rows to each group."""
+        groups = self.bins.groups(piece)
+        alike: dict[tuple[int, int, int], list[int]] = {}
+        for place, (group, size) in enumerate(zip(groups, self.bins.sizes, strict=True)):
+            alike.setdefault((id(group.bins), id(group.values), size), []).append(place)
+        counted: dict[int, _Counted] = {}
+        for (_, _, size), places in alike.items():
+            parts = self._counted([groups[place] for place in places], size)
+            counted.update(zip(places, parts, strict=True))
+        return [counted[place] for place in range(len(groups))]
 
-    def _counted(self, groups: Sequence[Group], size: int) -> list[list[_Counted]]:
+    def _counted(self, groups: Sequence[Group], size: int) -> list[_Counted]:
         """Return the contributions to groups that share their rows' bins and values."""
-        rows = groups[0]
-        if rows.values is None and all(group.sensitive is None for group in groups):
-            counts = np.bincount(rows.bins, minlength=size).tolist()
-            return [[_Counted(count) for count in counts] for _ in groups]
-        if not rows.is_sorted:
-            return [each for group in groups for each in self._counted([group.sorted()], size)]
-        ends = np.searchsorted(rows.bins, range(size), side="right").tolist()
-        places = list(pairwise((0, *ends)))
-        counted = []
-        for group, totals in zip(groups, self._totals(groups, ends), strict=True):
-            held = group.sensitive
-            holders = [None if held is None else held[first:last] for first, last in places]
-            counts = [last - first for first, last in places]
-            counted.append([_Counted(*parts) for parts in zip(counts, totals, holders, strict=True)])
-        return counted
+        counts = count_bins(groups[0].bins, size)
+        return [
+            _Counted(counts, sums, group.bins, group.sensitive)
+            for group, sums in zip(groups, self._totals(groups, size), strict=True)
+        ]
 
-    def _totals(self, groups: Sequence[Group], ends: Sequence[int]) -> list[list[Sums | None]]:
+    def _totals(self, groups: Sequence[Group], size: int) -> Sequence[list[Sums] | None]:
         """Return the sums of each group by bin, each in one pass over values that all groups share.
 
         A term that several groups have is summed once.
         """
         values, exponents = groups[0].values, self.bins.exponents
         if values is None:
-            return [[None] * len(ends) for _ in groups]
+            return [None] * len(groups)
         columns = [(j,) for j in range(len(values))]
         asked = [list(zip(group.terms or columns, exponents, strict=True)) for group in groups]
         places = {pair: place for place, pair in enumerate(dict.fromkeys(chain.from_iterable(asked)))}
         by_bin = binned_sums(
             values,
-            ends,
+            groups[0].bins,
+            size,
             [power for _, power in places],
             what=self.bins.label,
             terms=[term for term, _ in places],
@@ -398,77 +393,94 @@ def _finest(size: int, allowed: Mapping[tuple[int, int], bool]) -> tuple[int, ..
 
 def smallest_cell(values: Array) -> int:
     """Return how many people hold the rarest value if there are few values; 0 if all hold the same."""
-    holders = Holders()
-    holders.add(values)
+    (holders,) = held = [Holders()]
+    add_holders(held, values, np.zeros(len(values), dtype=np.uint8))
     return holders.rarest(len(values))
-
-
-def _with_holders(counts: dict[float, int], part: Array) -> dict[float, int] | None:
-    """Return the counts by value after adding ``part``; None if there are too many different values."""
-    known = {value: int(np.count_nonzero(part == value)) for value in counts}
-    if sum(known.values()) < len(part):  # some value is new; sort only then
-        values, times = np.unique(part, return_counts=True)
-        if len(values) > MOST_VALUES:
-            return None
-        known = dict(zip(values.tolist(), times.tolist(), strict=True))
-    joined = {value: counts.get(value, 0) + known.get(value, 0) for value in counts | known}
-    return joined if len(joined) <= MOST_VALUES else None
 
 
 class Holders:
     """How many people hold each value, counted as long as there are few different values."""
 
     def __init__(self) -> None:
-        self._counts: dict[float, int] | None = {}
+        self.counts: dict[float, int] | None = {}
 
-    def add(self, values: Array) -> None:
-        for part in (values[:SAMPLED_ROWS], values[SAMPLED_ROWS:]):
-            if self._counts is None:
-                return
-            self._counts = _with_holders(self._counts, part)
+    def add(self, counts: Mapping[float, int]) -> None:
+        """Add counts by value."""
+        if self.counts is None:
+            return
+        for value, count in counts.items():
+            if count:
+                self.counts[value] = self.counts.get(value, 0) + count
+        if len(self.counts) > MOST_VALUES:
+            self.counts = None
 
     def join(self, other: Holders) -> None:
         """Add the counts of another group of rows."""
-        if self._counts is None or other._counts is None:
-            self._counts = None
-            return
-        for value, count in other._counts.items():
-            self._counts[value] = self._counts.get(value, 0) + count
-        if len(self._counts) > MOST_VALUES:
-            self._counts = None
+        if other.counts is None:
+            self.counts = None
+        else:
+            self.add(other.counts)
 
     def rarest(self, everyone: int) -> int:
-        if self._counts is None:
+        if self.counts is None:
             return everyone
-        return min(self._counts.values()) if len(self._counts) > 1 else 0
+        return min(self.counts.values()) if len(self.counts) > 1 else 0
+
+
+def add_holders(holders: Sequence[Holders], values: Array, bins: Bytes) -> None:
+    """Add the values of rows to the holders of their bins.
+
+    The first rows usually show which bins have more values than are counted, and all values of the others.
+    """
+    for part in (slice(0, SAMPLED_ROWS), slice(SAMPLED_ROWS, None)):
+        counting = [b for b, held in enumerate(holders) if held.counts is not None]
+        if not counting or not len(values[part]):
+            return
+        known = sorted({value for b in counting for value in holders[b].counts or ()})
+        by_bin = count_values(values[part], np.array(known), bins[part], len(holders)).tolist()
+        for b in counting:
+            *counts, others = by_bin[b]
+            holders[b].add(dict(zip(known, counts, strict=True)))
+            if others:
+                unknown, times = np.unique(_unknown(values[part], bins[part], b, known), return_counts=True)
+                holders[b].add(dict(zip(unknown.tolist(), times.tolist(), strict=True)))
+
+
+def _unknown(values: Array, bins: Bytes, b: int, known: Sequence[float]) -> Array:
+    """Return the values of one bin's rows that are not known yet."""
+    in_bin = values[bins == b]
+    return np.asarray(in_bin[~np.isin(in_bin, known)])
 
 
 @dataclass(frozen=True, slots=True)
 class _Counted:
-    """One bin in one piece of the rows."""
+    """A group in one piece of the rows: counts and sums by bin, and rows with a sensitive value."""
 
-    count: int
-    total: Sums | None = None
-    held: Array | None = None  # the sensitive value of each row there
+    counts: list[int]
+    sums: list[Sums] | None
+    bins: Bytes
+    sensitive: Array | None
 
 
-@dataclass
-class _Bin:
-    """One bin over the pieces so far."""
+class _GroupTotal:
+    """A group over the pieces so far: sums, counts and holders of sensitive values, by bin."""
 
-    total: Sums
-    count: int = 0
-    holders: Holders | None = None
+    def __init__(self, sums: list[Sums]) -> None:
+        self._sums = sums
+        self._counts = [0] * len(sums)
+        self._holders: list[Holders] | None = None
 
     def add(self, counted: _Counted) -> None:
-        self.count += counted.count
-        if counted.total is not None:
-            self.total += counted.total
-        if counted.held is not None:
-            self.holders = self.holders or Holders()
-            self.holders.add(counted.held)
+        self._counts = list(map(add, self._counts, counted.counts))
+        if counted.sums is not None:
+            self._sums = list(map(add, self._sums, counted.sums))
+        if counted.sensitive is not None:
+            self._holders = self._holders or [Holders() for _ in self._sums]
+            add_holders(self._holders, counted.sensitive, counted.bins)
 
-    def total_of(self, shifts: tuple[int, ...]) -> BinTotal:
-        return BinTotal(
-            count=self.count, units=self.total.rounded(shifts).units, holders=self.holders or None
+    def bins(self, shifts: tuple[int, ...]) -> tuple[BinTotal, ...]:
+        holders: Sequence[Holders | None] = self._holders or [None] * len(self._sums)
+        return tuple(
+            BinTotal(count=count, units=sums.rounded(shifts).units, holders=held)
+            for count, sums, held in zip(self._counts, self._sums, holders, strict=True)
         )

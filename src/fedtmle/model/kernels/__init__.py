@@ -14,7 +14,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from itertools import pairwise
 from typing import Any, NamedTuple, Protocol, TypeVar, cast, final
 
 import numpy as np
@@ -22,7 +21,7 @@ import numpy as np
 from fedtmle.errors import InputError
 from fedtmle.model.exact import CHUNK, FINE_BITS, GRID_BITS, Layout, Sums, column_shifts, layout, total
 from fedtmle.model.families import Family
-from fedtmle.model.types import Array, Bools, Codes, Design, IntArray, Part, Scaled, scaled
+from fedtmle.model.types import Array, Bools, Bytes, Codes, Columns, Design, IntArray, Part, Scaled, scaled
 
 Real = TypeVar("Real", float, Array)
 
@@ -32,6 +31,7 @@ BLOCK = 384  # rows that a compiled pass keeps in the first-level cache
 _ABSENT = np.empty(0)  # a column that is None; the kernels test its length and never read it
 LEAST_FACTOR = 2.0**-128  # smallest factor of a column that is read in place
 LARGEST_POWER = 1000  # a shift beyond it needs two factors: 2^shift itself would overflow
+OUTSIDE = 255  # the bin of a row that is in none
 
 
 Fields = tuple[Any, ...]  # fields of a record as a plain tuple, which numba takes twice as fast
@@ -97,15 +97,11 @@ def glm_rows(
         if column is not None and np.shape(column) != shape:
             raise InputError(f"{name}: expected shape {shape}, not {np.shape(column)}")
     offset, y, w = (None if column is None else _contiguous(column) for column in (offset, y, w))
-    constants = {
-        j: np.full(BLOCK, column[0])
-        for j, column in enumerate(design.columns)
-        if column.strides == (0,) and n_rows
-    }
+    located = _located(design.columns)
     compiled = CompiledRows(
         family=int(family),
-        addresses=_addresses([constants.get(j, column) for j, column in enumerate(design.columns)]),
-        strides=np.array([0 if j in constants else 8 for j in range(dim)], dtype=np.int64),
+        addresses=located.addresses,
+        strides=located.strides,
         factors=design.factors,
         scales_exactly=all(map(_is_exact_factor, design.factors.tolist())),
         reach=design.reach,
@@ -122,14 +118,33 @@ def glm_rows(
         w=w,
         dim=dim,
         n_rows=n_rows,
-        constants=tuple(constants.values()),
+        constants=located.constants,
         compiled=compiled,
     )
 
 
-def _addresses(columns: Sequence[Array]) -> IntArray:
-    """Return where each column of a design is in memory, shape (d,)."""
-    return np.array([column.__array_interface__["data"][0] for column in columns], dtype=np.int64)
+class _Located(NamedTuple):
+    """Where columns are: `CompiledRows` says how compiled loops read them. ``constants`` must live on."""
+
+    addresses: IntArray
+    strides: IntArray
+    constants: tuple[Array, ...]
+
+
+def _located(columns: Sequence[Array]) -> _Located:
+    """Return where columns are that are contiguous, or constants of stride 0."""
+    constants = {
+        j: np.full(BLOCK, column[0])
+        for j, column in enumerate(columns)
+        if column.strides == (0,) and len(column)
+    }
+    read = [constants.get(j, column) for j, column in enumerate(columns)]
+    addresses = [column.__array_interface__["data"][0] for column in read]
+    return _Located(
+        addresses=np.array(addresses, dtype=np.int64),
+        strides=np.array([0 if j in constants else 8 for j in range(len(columns))], dtype=np.int64),
+        constants=tuple(constants.values()),
+    )
 
 
 def _is_exact_factor(factor: float) -> bool:
@@ -225,17 +240,18 @@ class Backend(Protocol):
 
     def largest(self, column: Array) -> float: ...
 
-    def column_chunks(
-        self, columns: Array, terms: IntArray, scale: Array, edges: IntArray, what: str
-    ) -> IntArray:
-        """Return the sums of products of two columns for each chunk of rows.
+    def column_chunks(self, terms: Terms, what: str) -> IntArray:
+        """Return the sums of the terms for each chunk of rows and each bin, shape (chunks, bins, 2 k).
 
-        ``terms``, shape (k, 2), has the numbers of the two columns; the second is -1 for a column by itself.
-        Chunk c has the rows from edges[c] to edges[c + 1].
-        Term s is scaled by scale[s], rounded, and summed as two integers: units, then what they leave in
-        units of 2^-40; shape (chunks, 2 k).
+        A term is scaled, rounded, and summed as two integers: units, then what they leave in units of 2^-40.
         """
         ...
+
+    def bins_between(self, edges: Array, values: Array) -> Bytes: ...
+
+    def count_bins(self, bins: Bytes) -> IntArray: ...
+
+    def count_values(self, values: Array, known: Array, bins: Bytes) -> IntArray: ...
 
     def softmax(self, logits: Array) -> Array: ...
 
@@ -331,7 +347,7 @@ def glm_sums(rows: Rows, eps: Array, parts: Part, shifts: tuple[int, ...]) -> tu
 
 
 def glm_means(rows: Rows, eps: Array) -> Array:
-    """The mean of a generalised linear model row by row, mu(eps . X), columns added in order; shape (N,)."""
+    """The mean of a generalised linear model row by row, shape (N,): mu(offset + eps . X), added in order."""
     return _module().means(rows, _checked_eps(rows, eps))
 
 
@@ -345,11 +361,11 @@ def add_multiple(total: Array, factor: float, values: Array) -> None:
         _module().add_multiple(total, factor, _contiguous(values))
 
 
-def chosen(values: Array, codes: Codes) -> Array:
-    """values[codes[i], i] for each row i; shapes (J, N) and (N,), codes from 0 to J - 1."""
+def chosen(values: Columns, codes: Codes) -> Array:
+    """values[codes[i]][i] for each row i; shapes (J, N) and (N,), codes from 0 to J - 1."""
     columns = [_contiguous(column) for column in values]
     if any(column.shape != codes.shape for column in columns) or codes.ndim != 1 or not columns:
-        raise InputError(f"values, codes: expected shapes (J, N) and (N,), not {values.shape}, {codes.shape}")
+        raise InputError(f"values, codes: expected J columns of the codes' shape, {codes.shape}")
     return _module().chosen(columns, np.ascontiguousarray(codes))
 
 
@@ -388,64 +404,133 @@ def largest(column: Array) -> float:
     return _module().largest(_contiguous(distinct))
 
 
+@final
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Terms:
+    """Products of columns to be summed, all of them or by bin, checked.
+
+    ``places``, shape (k, 2), has the numbers of the two columns of each term; the second is -1 for a column
+    by itself. Term s is scaled by scale[s]. ``bins`` is None if there is one bin with all rows.
+    """
+
+    columns: tuple[Array, ...]
+    places: IntArray
+    scale: Array
+    bins: Bytes | None
+    n_bins: int
+    n_rows: int
+    addresses: IntArray
+    strides: IntArray
+    constants: tuple[Array, ...]
+
+    @property
+    def n_chunks(self) -> int:
+        return -(-self.n_rows // CHUNK)
+
+
 def column_sums(
-    columns: Array, exponents: Sequence[int], *, what: str, terms: Sequence[tuple[int, ...]] | None = None
+    columns: Columns, exponents: Sequence[int], *, what: str, terms: Sequence[tuple[int, ...]] | None = None
 ) -> Sums:
     """Exact sums of columns, shape (p, N), or of ``terms``: a column's number, or two for their product.
+
+    The columns are read where they are; a constant of stride 0 takes no memory.
 
     Term j, a product once rounded to a float, is bounded by 2^exponents[j]; a row beyond, or not a number, is
     a `ContributionError` that says ``what``. These sums keep every digit of a double: what the 50-bit grid
     leaves of each row is summed too, on a grid 2^-40 finer, so that a generous bound costs no digits.
     """
-    (sums,) = binned_sums(columns, [np.shape(columns)[-1]], exponents, what=what, terms=terms)
-    return sums
+    chunks = _module().column_chunks(_terms(columns, terms, _scale(exponents)), what)
+    return _sums(chunks[:, 0], exponents)
 
 
 def binned_sums(
-    columns: Array,
-    ends: Sequence[int],
+    columns: Columns,
+    bins: Bytes,
+    n_bins: int,
     exponents: Sequence[int],
     *,
     what: str,
     terms: Sequence[tuple[int, ...]] | None = None,
 ) -> list[Sums]:
-    """`column_sums` of the rows of each bin. The rows are sorted by bin: those of bin b end at ends[b]."""
-    asked = [(j,) for j in range(len(columns))] if terms is None else terms
-    edges = _edges(ends)
-    chunks = _term_chunks(columns, asked, _scale(exponents), edges, what)
-    bins = np.searchsorted(edges, (0, *ends))
-    return [_sums(chunks[first:last], exponents) for first, last in pairwise(bins.tolist())]
+    """`column_sums` of the rows of each bin, in any order; rows whose bin is `OUTSIDE` are in none."""
+    asked = _terms(columns, terms, _scale(exponents), bins, n_bins)
+    chunks = _module().column_chunks(asked, what)
+    return [_sums(chunks[:, b], exponents) for b in range(n_bins)]
 
 
 def term_sums(
-    columns: Array, terms: Sequence[tuple[int, ...]], shifts: tuple[int, ...], *, what: str
+    columns: Columns, terms: Sequence[tuple[int, ...]], shifts: tuple[int, ...], *, what: str
 ) -> tuple[int, ...]:
     """Exact sums of ``terms`` as in `column_sums`, each row rounded to the grid 2^-shifts[j] of a query."""
     scale = np.exp2(np.array(shifts, dtype=np.float64))
-    return total(_term_chunks(columns, terms, scale, _edges([np.shape(columns)[-1]]), what))[::2]
+    return total(_module().column_chunks(_terms(columns, terms, scale), what)[:, 0])[::2]
 
 
-def _edges(ends: Sequence[int]) -> IntArray:
-    """Return where chunks begin, and where the last one ends: none has rows of two bins."""
-    if any(first > last for first, last in pairwise((0, *ends))):
-        raise InputError("ends: expected row numbers in rising order")
-    starts = [np.arange(first, last, CHUNK) for first, last in pairwise((0, *ends))]
-    return np.concatenate([*starts, ends[-1:]]).astype(np.int64)
-
-
-def _term_chunks(
-    columns: Array, terms: Sequence[tuple[int, ...]], scale: Array, edges: IntArray, what: str
-) -> IntArray:
-    places = np.array([(*term, -1)[:2] for term in terms], dtype=np.int64).reshape(-1, 2)
-    columns = _contiguous(columns)
+def _terms(
+    columns: Columns,
+    terms: Sequence[tuple[int, ...]] | None,
+    scale: Array,
+    bins: Bytes | None = None,
+    n_bins: int = 1,
+) -> Terms:
+    asked = [(j,) for j in range(len(columns))] if terms is None else terms
+    places = np.array([(*term, -1)[:2] for term in asked], dtype=np.int64).reshape(-1, 2)
     inside = places.min(initial=0, axis=0) >= (0, -1)
-    if not (columns.ndim == 2 and inside.all() and places.max(initial=-1) < len(columns)):
+    n_rows = len(columns[0]) if len(columns) else 0
+    shapes = {column.shape for column in columns} <= {(n_rows,)}
+    if not (shapes and inside.all() and places.max(initial=-1) < len(columns)):
         raise InputError("columns, terms: expected shape (p, N), and terms of columns that are there")
     if len(places) != len(scale):
         raise InputError(f"terms: expected {len(scale)}, one for each exponent, not {len(places)}")
-    if edges[-1] != columns.shape[1]:
-        raise InputError(f"ends: expected {columns.shape[1]}, the number of rows, as the last one")
-    return _module().column_chunks(columns, places, scale, edges, what)
+    if bins is not None:
+        _check_bins(bins, n_bins, n_rows)
+    used, numbers = np.unique(places, return_inverse=True)  # sorted, so that -1 for no column comes first
+    is_there = used >= 0
+    held = scaled(Scaled(tuple(columns[j] for j in used[is_there].tolist()), _ABSENT)).columns
+    located = _located(held)
+    return Terms(
+        columns=held,
+        places=np.ascontiguousarray(numbers.reshape(-1, 2) - int(np.count_nonzero(~is_there))),
+        scale=scale,
+        bins=None if bins is None else np.ascontiguousarray(bins),
+        n_bins=n_bins,
+        n_rows=n_rows,
+        addresses=located.addresses,
+        strides=located.strides,
+        constants=located.constants,
+    )
+
+
+def _check_bins(bins: Bytes, n_bins: int, n_rows: int) -> None:
+    if bins.shape != (n_rows,) or bins.dtype != np.uint8 or not 1 <= n_bins <= OUTSIDE:
+        raise InputError(f"bins: expected {n_rows} bytes, and from 1 to {OUTSIDE} bins")
+    if ((bins >= n_bins) & (bins != OUTSIDE)).any():
+        raise InputError(f"bins: expected numbers below {n_bins}, or {OUTSIDE} for no bin")
+
+
+def bins_between(edges: Sequence[float], values: Array) -> Bytes:
+    """How many of the edges, in rising order, each value has reached; any shape, at most 254 edges."""
+    if len(edges) >= OUTSIDE:
+        raise InputError(f"edges: expected fewer than {OUTSIDE}, not {len(edges)}")
+    flat = _contiguous(values).reshape(-1)
+    return _module().bins_between(np.array(edges, dtype=np.float64), flat).reshape(values.shape)
+
+
+def count_bins(bins: Bytes, n_bins: int) -> list[int]:
+    """How many rows are in each bin; those whose bin is `OUTSIDE` are in none."""
+    _check_bins(bins, n_bins, len(bins))
+    counts: list[int] = _module().count_bins(np.ascontiguousarray(bins))[:n_bins].tolist()
+    return counts
+
+
+def count_values(values: Array, known: Array, bins: Bytes, n_bins: int) -> IntArray:
+    """How many rows of each bin have each of the known values, and last any other; shape (bins, values + 1).
+
+    ``values`` and ``bins`` have shape (N,), and ``known`` has different numbers.
+    """
+    _check_bins(bins, n_bins, len(values))
+    counts = _module().count_values(_contiguous(values), _contiguous(known), np.ascontiguousarray(bins))
+    return np.asarray(counts[:n_bins])
 
 
 def _scale(exponents: Sequence[int]) -> Array:

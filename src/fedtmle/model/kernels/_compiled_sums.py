@@ -17,7 +17,7 @@ import numpy as np
 
 from fedtmle.model.exact import CHUNK, FINE_BITS, GRID_BITS
 from fedtmle.model.families import Family
-from fedtmle.model.kernels import BLOCK, CompiledRows, Fields, Grid, Query, _numpy
+from fedtmle.model.kernels import BLOCK, CompiledRows, Fields, Grid, Query, Terms, _numpy
 from fedtmle.model.kernels._elementary import (
     NEAR,
     exp,
@@ -32,7 +32,7 @@ from fedtmle.model.kernels._elementary import (
 from fedtmle.model.kernels._jit import array_at, jit, pointer_to
 from fedtmle.model.kernels._primitives import MAGIC, MAGIC_BITS, bits, from_bits, select
 from fedtmle.model.parallel import shared
-from fedtmle.model.types import Array, IntArray
+from fedtmle.model.types import Array, Bytes, IntArray
 
 LIMIT = 2.0**GRID_BITS
 FINE = 2.0**FINE_BITS
@@ -464,44 +464,110 @@ def _two(values: Array, factor: Array, scale: float) -> tuple[int, int, bool]:
 
 
 @jit
+def _add_terms(places: IntArray, terms: IntArray, scale: Array, size: int, sums: IntArray) -> bool:
+    """Add the terms of some rows to ``sums``, coarse and fine by turns; whether all are within the bound.
+
+    Term s is the product of the two columns ``terms[s]``, or the first of them if the second is -1.
+    """
+    everywhere = True
+    for s in range(len(scale)):
+        values, other = column(places, terms[s, 0], size), terms[s, 1]
+        if other < 0:
+            coarse, fine, within = _one(values, scale[s])
+        else:
+            coarse, fine, within = _two(values, column(places, other, size), scale[s])
+        sums[2 * s] += coarse
+        sums[2 * s + 1] += fine
+        everywhere &= within
+    return everywhere
+
+
+@jit
 def _column_chunks(
-    columns: Array,
+    addresses: IntArray,
+    strides: IntArray,
+    n_rows: int,
     terms: IntArray,
     scale: Array,
-    edges: IntArray,
     first_chunk: int,
     last_chunk: int,
     sums: IntArray,
 ) -> bool:
-    """Fill rows first_chunk to last_chunk of ``sums``; False if a contribution is beyond the bound.
-
-    Term s is the product of the two columns ``terms[s]``, or the first of them if the second is -1. Each
-    term has two sums, coarse and fine.
-    """
-    everywhere = True
+    """Fill rows first_chunk to last_chunk of ``sums``; False if a contribution is beyond the bound."""
+    places, everywhere = np.empty(len(addresses), dtype=np.int64), True
     for chunk in range(first_chunk, last_chunk):
-        stop = edges[chunk + 1]
-        for begin in range(edges[chunk], stop, BLOCK):
-            end = min(begin + BLOCK, stop)
-            for s in range(len(scale)):
-                values, other = columns[terms[s, 0], begin:end], terms[s, 1]
-                if other < 0:
-                    coarse, fine, within = _one(values, scale[s])
-                else:
-                    coarse, fine, within = _two(values, columns[other, begin:end], scale[s])
-                sums[chunk, 2 * s] += coarse
-                sums[chunk, 2 * s + 1] += fine
-                everywhere &= within
+        stop = min((chunk + 1) * CHUNK, n_rows)
+        for begin in range(chunk * CHUNK, stop, BLOCK):
+            for j in range(len(places)):
+                places[j] = addresses[j] + strides[j] * begin
+            everywhere &= _add_terms(places, terms, scale, min(BLOCK, stop - begin), sums[chunk, 0])
     return everywhere
 
 
-def column_chunks(columns: Array, terms: IntArray, scale: Array, edges: IntArray, what: str) -> IntArray:
-    """Coarse and fine sums per chunk, shape (chunks, 2 k)."""
-    sums = np.zeros((len(edges) - 1, 2 * len(scale)), dtype=np.int64)
+@jit
+def _sort(bins: Bytes, n_bins: int, order: IntArray, starts: IntArray) -> None:
+    """Fill ``order`` with the rows by bin; bin b has those from starts[b] to starts[b + 1]."""
+    starts[:] = 0
+    for i in range(len(bins)):
+        starts[bins[i] + 1] += 1
+    for b in range(n_bins):
+        starts[b + 1] += starts[b]
+    free = starts.copy()
+    for i in range(len(bins)):
+        b = bins[i]
+        if b < n_bins:
+            order[free[b]] = i
+            free[b] += 1
+
+
+@jit
+def _binned_chunks(
+    addresses: IntArray,
+    strides: IntArray,
+    n_rows: int,
+    terms: IntArray,
+    scale: Array,
+    bins: Bytes,
+    n_bins: int,
+    first_chunk: int,
+    last_chunk: int,
+    sums: IntArray,
+) -> bool:
+    """As `_column_chunks`, by bin: the rows of a chunk are sorted by bin, and each bin's terms are added."""
+    places, everywhere = np.empty(len(addresses), dtype=np.int64), True
+    order, starts = np.empty(CHUNK, dtype=np.int64), np.empty(257, dtype=np.int64)
+    ordered = np.empty((len(addresses), CHUNK))
+    for chunk in range(first_chunk, last_chunk):
+        begin, stop = chunk * CHUNK, min((chunk + 1) * CHUNK, n_rows)
+        _sort(bins[begin:stop], n_bins, order, starts)
+        for j in range(len(places)):
+            places[j] = addresses[j] + strides[j] * begin
+            target = ordered[j, : starts[n_bins]]
+            if strides[j]:
+                values = column(places, j, stop - begin)
+                for i in range(len(target)):
+                    target[i] = values[order[i]]
+            else:
+                target[:] = column(places, j, 1)[0]
+        for b in range(n_bins):
+            for at in range(starts[b], starts[b + 1], BLOCK):
+                for j in range(len(places)):
+                    places[j] = ordered[j, at:].ctypes.data
+                size = min(BLOCK, starts[b + 1] - at)
+                everywhere &= _add_terms(places, terms, scale, size, sums[chunk, b])
+    return everywhere
+
+
+def column_chunks(terms: Terms, what: str) -> IntArray:
+    """Coarse and fine sums per chunk and bin, shape (chunks, bins, 2 k)."""
+    sums = np.zeros((terms.n_chunks, terms.n_bins, 2 * len(terms.scale)), dtype=np.int64)
+    read = terms.addresses, terms.strides, terms.n_rows, terms.places, terms.scale
 
     def work(first: int, last: int) -> bool:
-        return _column_chunks(columns, terms, scale, edges, first, last, sums)
+        if terms.bins is None:
+            return _column_chunks(*read, first, last, sums)
+        return _binned_chunks(*read, terms.bins, terms.n_bins, first, last, sums)
 
-    if shared(work, len(sums), serially=columns.shape[1] < SERIAL_ROWS):
+    if shared(work, len(sums), serially=terms.n_rows < SERIAL_ROWS):
         return sums
-    return _numpy.column_chunks(columns, terms, scale, edges, what)  # it counts the rows beyond, and raises
+    return _numpy.column_chunks(terms, what)  # it counts the rows beyond, and raises

@@ -28,13 +28,16 @@ from fedtmle.model.kernels._elementary import exp, expit, log, logit, logit_insi
 from fedtmle.model.kernels._jit import jit
 from fedtmle.model.kernels._primitives import select
 from fedtmle.model.parallel import shared
-from fedtmle.model.types import Array, Bools, Codes
+from fedtmle.model.types import Array, Bools, Bytes, Codes, IntArray
 
 __all__ = [
     "add_multiple",
+    "bins_between",
     "bound",
     "chosen",
     "column_chunks",
+    "count_bins",
+    "count_values",
     "elementwise",
     "glm_chunks",
     "largest",
@@ -205,12 +208,72 @@ def chosen(values: Sequence[Array], codes: Codes) -> Array:
     return result
 
 
+# Bins of values, and counts by bin.
+
+
+@jit
+def _count_edges(edges: Array, values: Array, counts: IntArray, bins: Bytes) -> None:
+    """Fill ``bins`` with the number of edges that each value has reached, a block of rows at a time."""
+    for begin in range(0, len(values), BLOCK):
+        end = min(begin + BLOCK, len(values))
+        block, reached = values[begin:end], counts[: end - begin]
+        reached[:] = 0
+        for edge in edges:
+            for i in range(len(block)):
+                reached[i] += block[i] >= edge
+        for i in range(len(block)):
+            bins[begin + i] = reached[i]
+
+
+def bins_between(edges: Array, values: Array) -> Bytes:
+    """The number of edges that each value has reached."""
+    bins = np.empty(len(values), dtype=np.uint8)
+    _count_edges(edges, values, np.empty(BLOCK, dtype=np.int64), bins)
+    return bins
+
+
+@jit
+def _count_bins(bins: Bytes, counts: IntArray) -> None:
+    """Count in four tables by turns: a row need not wait until the one before is counted."""
+    stop = len(bins) - len(bins) % 4
+    for i in range(0, stop, 4):
+        counts[0, bins[i]] += 1
+        counts[1, bins[i + 1]] += 1
+        counts[2, bins[i + 2]] += 1
+        counts[3, bins[i + 3]] += 1
+    for i in range(stop, len(bins)):
+        counts[0, bins[i]] += 1
+
+
+def count_bins(bins: Bytes) -> IntArray:
+    """The number of rows in each bin, shape (256,)."""
+    counts = np.zeros((4, 256), dtype=np.int64)
+    _count_bins(bins, counts)
+    return np.asarray(counts.sum(axis=0))
+
+
+@jit
+def _count_values(values: Array, known: Array, bins: Bytes, counts: IntArray) -> None:
+    for i in range(len(values)):
+        k = 0
+        while k < len(known) and values[i] != known[k]:
+            k += 1
+        counts[bins[i], k] += 1
+
+
+def count_values(values: Array, known: Array, bins: Bytes) -> IntArray:
+    """The number of rows by bin and value, the last of none of the known ones, shape (256, values + 1)."""
+    counts = np.zeros((256, len(known) + 1), dtype=np.int64)
+    _count_values(values, known, bins, counts)
+    return counts
+
+
 # The means of a generalised linear model.
 
 
 @jit
 def _means(rows_fields: Fields, eps: Array, first: int, last: int, result: Array) -> None:
-    """Rows first to last of mu(eps . X): of the Gaussian family, the predictor itself."""
+    """Rows first to last of mu(offset + eps . X): of the Gaussian family, the predictor itself."""
     rows = CompiledRows(*rows_fields)
     places = np.empty(len(eps), dtype=np.int64)
     block, slopes, _, _ = reading(rows_fields, eps, False)
@@ -218,14 +281,15 @@ def _means(rows_fields: Fields, eps: Array, first: int, last: int, result: Array
     for begin in range(first, last, BLOCK):
         end = min(begin + BLOCK, last)
         mean, eta = result[begin:end], etas[: end - begin]
+        base = rows.offset[begin:end] if len(rows.offset) else zeros[: end - begin]
         locate(rows_fields, begin, end - begin, block, places)
-        predict(zeros, slopes, places, eta)
+        predict(base, slopes, places, eta)
         scale(eta, 1.0, mean)
         set_mean(rows.family, eta, mean)
 
 
 def means(rows: Rows, eps: Array) -> Array:
-    """mu(eps . X), shape (N,)."""
+    """mu(offset + eps . X), shape (N,)."""
     compiled, result = tuple(rows.compiled), np.empty(rows.n_rows)
 
     def work(first: int, last: int) -> bool:

@@ -13,8 +13,8 @@ import numpy as np
 from fedtmle.errors import ContributionError
 from fedtmle.model.exact import CHUNK, FINE_BITS, GRID_BITS, beyond_bound
 from fedtmle.model.families import Family
-from fedtmle.model.kernels import Query, Rows, _elementary
-from fedtmle.model.types import Array, Bools, Codes, IntArray, Part
+from fedtmle.model.kernels import Query, Rows, Terms, _elementary
+from fedtmle.model.types import Array, Bools, Bytes, Codes, IntArray, Part
 
 MEAN: dict[Family, Callable[[Array], Array]] = {
     Family.LINEAR: np.ones_like,
@@ -57,13 +57,14 @@ def glm_chunks(query: Query) -> IntArray:
 
 
 def means(rows: Rows, eps: Array) -> Array:
-    """mu(eps . X), shape (N,), one chunk of rows at a time."""
+    """mu(offset + eps . X), shape (N,), one chunk of rows at a time."""
     result = np.empty(rows.n_rows)
     with np.errstate(all="ignore"):
         for begin in range(0, rows.n_rows, CHUNK):
             chunk = slice(begin, begin + CHUNK)
             X = rows.X.part(chunk)
-            result[chunk] = MEAN[rows.family](_predictor(np.zeros(X.shape[1]), eps, X))
+            base = np.zeros(X.shape[1]) if rows.offset is None else rows.offset[chunk]
+            result[chunk] = MEAN[rows.family](_predictor(base, eps, X))
     return result
 
 
@@ -107,24 +108,47 @@ def bound(values: Array, low: float, high: float, bounded: Array, logits: Array)
     return bool(np.isfinite(values).all())
 
 
-def column_chunks(columns: Array, terms: IntArray, scale: Array, edges: IntArray, what: str) -> IntArray:
-    """Coarse and fine sums per chunk, shape (chunks, 2 k)."""
-    sums = np.zeros((len(edges) - 1, 2 * len(scale)), dtype=np.int64)
+def column_chunks(terms: Terms, what: str) -> IntArray:
+    """Coarse and fine sums per chunk and bin, shape (chunks, bins, 2 k)."""
+    sums = np.zeros((terms.n_chunks, terms.n_bins, 2 * len(terms.scale)), dtype=np.int64)
     beyond = 0
     with np.errstate(all="ignore"):
         for chunk in range(len(sums)):
-            block = columns[:, edges[chunk] : edges[chunk + 1]]
-            products = np.stack([block[j] if k < 0 else block[j] * block[k] for j, k in terms])
-            scaled = products * scale[:, None]
-            within = np.abs(scaled) <= 2.0**GRID_BITS  # False for NaN
-            beyond += int((~within).any(axis=0).sum())
-            coarse = np.rint(np.where(within, scaled, 0.0))
-            sums[chunk, ::2] = coarse.astype(np.int64).sum(axis=1)
-            fine = np.rint((scaled - coarse) * 2.0**FINE_BITS)
-            sums[chunk, 1::2] = np.where(within, fine, 0.0).astype(np.int64).sum(axis=1)
+            rows = slice(chunk * CHUNK, (chunk + 1) * CHUNK)
+            for b in range(terms.n_bins):
+                in_bin = slice(None) if terms.bins is None else terms.bins[rows] == b
+                block = [column[rows][in_bin] for column in terms.columns]
+                products = [block[j] if k < 0 else block[j] * block[k] for j, k in terms.places]
+                scaled = np.array(products).reshape(len(terms.scale), -1) * terms.scale[:, None]
+                within = np.abs(scaled) <= 2.0**GRID_BITS  # False for NaN
+                beyond += int((~within).any(axis=0).sum())
+                coarse = np.rint(np.where(within, scaled, 0.0))
+                sums[chunk, b, ::2] = coarse.astype(np.int64).sum(axis=1)
+                fine = np.rint((scaled - coarse) * 2.0**FINE_BITS)
+                sums[chunk, b, 1::2] = np.where(within, fine, 0.0).astype(np.int64).sum(axis=1)
     if beyond:
         raise ContributionError(beyond_bound(beyond, what))
     return sums
+
+
+def bins_between(edges: Array, values: Array) -> Bytes:
+    """The number of edges that each value has reached."""
+    bins = np.zeros(values.shape, dtype=np.uint8)
+    for edge in edges:
+        bins += values >= edge
+    return bins
+
+
+def count_bins(bins: Bytes) -> IntArray:
+    """The number of rows in each bin, shape (256,)."""
+    return np.bincount(bins, minlength=256)
+
+
+def count_values(values: Array, known: Array, bins: Bytes) -> IntArray:
+    """The number of rows by bin and value, the last of none of the known ones, shape (256, values + 1)."""
+    is_known = [values == value for value in known]
+    others = ~np.any(is_known, axis=0) if is_known else np.ones(len(values), dtype=bool)
+    return np.stack([count_bins(bins[rows]) for rows in (*is_known, others)], axis=1)
 
 
 def _contributions(query: Query, chunk: slice) -> Iterator[tuple[Part, slice, Array]]:

@@ -10,10 +10,11 @@ from typing import Protocol, TypeVar, final
 
 import numpy as np
 
+from fedtmle.model.kernels import OUTSIDE
 from fedtmle.model.parallel import mapped
 from fedtmle.model.statistics import AbstractBins, Forecast, Group
 from fedtmle.model.table import AnyTable, Table, over_blocks
-from fedtmle.model.types import Array, Codes, IntArray, exponent, first
+from fedtmle.model.types import Array, Codes, IntArray, exponent, first, product
 from fedtmle.targets.effects.problem import EffectProblem
 from fedtmle.targets.effects.rows import EffectRows
 
@@ -177,30 +178,18 @@ class BalanceBins(AbstractBins[ArmRows]):
         return self.weights.over(rows, work)
 
     def groups(self, piece: ArmRows) -> Sequence[Group]:
-        order = np.argsort(piece.arm, kind="stable")  # sort by arm once, for all covariates
-        bins = piece.arm[order].astype(np.uint8)
-        weight = piece.weight[order]
-        h = weight * piece.inverse[order]
-        common = [h, weight] if self.has_weights else [h]
-        width = len(common)
-        # One array for all covariates, so that all of them are summed in one pass.
-        values = np.empty((width * (1 + len(self.covariates)), len(order)))
-        values[:width] = common
+        bins, weight = piece.arm.astype(np.uint8), piece.weight
+        h = product(piece.inverse, weight)
+        # One list for all covariates, so that all of them are summed in one pass.
+        values = [h, weight] if self.has_weights else [h]
         groups = []
-        for place, covariate in enumerate(self.covariates, start=1):
-            own = slice(width * place, width * (place + 1))
-            x = values[own][0]
-            np.take(covariate.of(piece.table), order, out=x, mode="clip")  # the mode that needs no buffer
-            if self.has_weights:
-                np.multiply(weight, x, out=values[own][1])
-            known = np.isfinite(x)
-            if known.all():
-                terms = self._terms(own.start)
-                groups.append(Group(bins=bins, values=values, sensitive=x, terms=terms))
-                continue
-            some = np.concatenate([values[:width, known], values[own][:, known]])
-            terms = self._terms(width)
-            groups.append(Group(bins=bins[known], values=some, sensitive=x[known], terms=terms))
+        for covariate in self.covariates:
+            x, terms = covariate.of(piece.table), self._terms(len(values))
+            values += [x, weight * x] if self.has_weights else [x]
+            known = bins
+            if covariate.level is None and not math.isfinite(piece.table.reach[covariate.name]):
+                known = np.where(np.isfinite(x), bins, np.uint8(OUTSIDE))
+            groups.append(Group(bins=known, values=values, sensitive=x, terms=terms))
         return groups
 
     def _terms(self, own: int) -> Sequence[tuple[int, ...]]:

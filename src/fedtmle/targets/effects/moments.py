@@ -26,7 +26,7 @@ import numpy as np
 
 from fedtmle.model.exact import Sums, column_shifts
 from fedtmle.model.kernels import column_sums
-from fedtmle.model.types import Array, IntArray, exponent, first, upper_pairs
+from fedtmle.model.types import Array, Columns, IntArray, exponent, first, upper_pairs
 from fedtmle.targets.effects.rows import EffectRows
 
 WHAT = "EIF term"  # the columns' name in error messages
@@ -58,9 +58,9 @@ class MomentColumns:
 
 
 def moment_columns(
-    rows: EffectRows, regressions: Iterable[tuple[Sequence[int], Array]], width: float
+    rows: EffectRows, regressions: Iterable[tuple[Sequence[int], Columns]], width: float
 ) -> MomentColumns:
-    """Return the columns whose sums close a run, given components and their Q_a at the law, (arms, N)."""
+    """Return the columns whose sums close a run, given components and their Q_a at the law by arm."""
     weight, columns = first(rows.weight), np.empty((3, len(rows.terms), rows.n_rows))
     for components, q in regressions:
         residual = width * (rows.y - rows.factual(q))

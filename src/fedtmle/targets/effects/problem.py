@@ -33,7 +33,7 @@ from fedtmle.model.parallel import done, mapped, pieces
 from fedtmle.model.problem import AbstractProblem, Calibration, ConvergenceBounds, Estimate
 from fedtmle.model.submodel import AbstractSubmodel, GeneralisedLinear, NoNormaliser, StreamedLinear
 from fedtmle.model.table import AnyTable, PerTable, StreamedTable, Table, over_blocks
-from fedtmle.model.types import Array, RowBound, exponent
+from fedtmle.model.types import Array, RowBound, Scaled, exponent
 from fedtmle.targets.effects.moments import (
     ClosingLayout,
     MomentColumns,
@@ -221,7 +221,7 @@ class EffectProblem(AbstractProblem[EffectLaw, AnyTable]):
     def losses(self, law: EffectLaw, rows: AnyTable) -> Array:
         prepared, loss = self.rows(rows), np.zeros(rows.n_rows)
         for part in self.parts:
-            eta = prepared.factual(self._linked(law, prepared, part))
+            eta = prepared.factual(self._means(law, prepared, part, Family.GAUSSIAN))
             loss += 0.5 * (eta - prepared.y) ** 2 if self.linear else kernels.softplus(eta) - prepared.y * eta
         weight = prepared.covariates.sum(axis=0) if self.as_weight else 1.0
         return np.asarray(prepared.weight * prepared.observed * weight * loss)
@@ -369,15 +369,26 @@ class EffectProblem(AbstractProblem[EffectLaw, AnyTable]):
         """
         if not law.history:
             return prepared.factual(prepared.q)
-        eta = prepared.factual_link(linear=self.linear)
-        self._move_link(eta, self.shifts(law, self.parts[0]), prepared.covariates)
-        return eta if self.linear else kernels.expit(eta)
+        link, shifts = prepared.factual_link(linear=self.linear), self.shifts(law, self.parts[0])
+        moves = [(shift, prepared.covariates[r]) for r, shift in shifts.items()]
+        return self._mean(link, moves, self._family)
+
+    def _mean(self, link: Array, moves: Sequence[tuple[float, Array]], family: Family) -> Array:
+        """Return the family's mean at a link, shape (N,), that is moved by multiples of H, added in order."""
+        if not moves:
+            return kernels.expit(link) if family is Family.LOGISTIC else link
+        shifts, columns = zip(*moves, strict=True)
+        X = Scaled(tuple(map(self._covariate, columns)), np.ones(len(columns)))
+        return kernels.glm_means(kernels.glm_rows(family, X, link), np.array(shifts))
+
+    def _covariate(self, H: Array) -> Array:
+        """Return the covariate of a component: H or, if H is the weight, its sign."""
+        return np.sign(H) if self.as_weight else H
 
     def _move_link(self, eta: Array, shifts: Mapping[int, float], covariates: Array) -> None:
         """Move link Q(A, W), shape (N,), by the shifts; a row whose outcome was not observed stays."""
         for r, shift in shifts.items():
-            h = covariates[r]
-            kernels.add_multiple(eta, shift, np.sign(h) if self.as_weight else h)
+            kernels.add_multiple(eta, shift, self._covariate(covariates[r]))
 
     def shifts(self, law: EffectLaw, part: FluctuatedPart) -> dict[int, float]:
         """Return the factors of the components' H on the link scale, unless zero, at the law."""
@@ -388,18 +399,20 @@ class EffectProblem(AbstractProblem[EffectLaw, AnyTable]):
         }
         return {r: factor for r, factor in factors.items() if factor}
 
-    def _linked(self, law: EffectLaw, prepared: EffectRows, part: FluctuatedPart) -> Array:
-        """Return link Q_a of one block at the law, shape (arms, N)."""
-        linked = (prepared.q if self.linear else prepared.logit_q).copy()
+    def regression(self, law: EffectLaw, prepared: EffectRows, part: FluctuatedPart) -> list[Array]:
+        """Return Q_a of one block at the law on the unit scale, shape (N,) for each arm."""
+        return self._means(law, prepared, part, self._family)
+
+    def _means(
+        self, law: EffectLaw, prepared: EffectRows, part: FluctuatedPart, family: Family
+    ) -> list[Array]:
+        """Return the family's mean at link Q_a of one block at the law, for each arm: Gaussian, the link."""
+        moves: list[list[tuple[float, Array]]] = [[] for _ in prepared.q]
         for r, shift in self.shifts(law, part).items():
             for term in prepared.terms[r]:
-                kernels.add_multiple(linked[term.arm], shift, np.sign(term.H) if self.as_weight else term.H)
-        return linked
-
-    def regression(self, law: EffectLaw, prepared: EffectRows, part: FluctuatedPart) -> Array:
-        """Return Q_a of one block at the law on the unit scale, shape (arms, N)."""
-        linked = self._linked(law, prepared, part)
-        return linked if self.linear else kernels.expit(linked)
+                moves[term.arm].append((shift, term.H))
+        links = prepared.q if self.linear else prepared.logit_q
+        return [self._mean(link, moves[a], family) for a, link in enumerate(links)]
 
     @property
     def _reach(self) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import final
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from fedtmle.model import kernels
 from fedtmle.model.parallel import done, pieces
-from fedtmle.model.types import Array, Bools, Bytes, Codes, IntArray, Scaled, first, is_one
+from fedtmle.model.types import Array, Bools, Bytes, Codes, Columns, IntArray, Scaled, first, is_one
 
 # Edges of the propensity score's histogram; a row stores only the number of its bin.
 PROBABILITY_EDGES = (0.0, 0.05, *(round(0.1 * k, 1) for k in range(1, 10)), 0.95, 1.0)
@@ -80,8 +80,8 @@ class EffectRows:
         """Return the link of the initial Q(A, W), shape (N,), a new array."""
         return self.factual(self.q if linear else self.logit_q)
 
-    def factual(self, per_arm: Array) -> Array:
-        """Return the value of the arm taken, from a value for each arm, shape (arms, N)."""
+    def factual(self, per_arm: Columns) -> Array:
+        """Return the value of the arm taken, a new array, from a value for each arm, shape (arms, N)."""
         return kernels.chosen(per_arm, self.arm)
 
 
@@ -92,15 +92,7 @@ def shown_arms(arms: int) -> tuple[int, ...]:
 
 def probability_bins(g: Array) -> Bytes:
     """Return the bin of each probability, the last bin closed; any shape."""
-    return bins_between(PROBABILITY_EDGES[1:-1], g)
-
-
-def bins_between(edges: Sequence[float], values: Array) -> Bytes:
-    """Return how many of the edges, in rising order, each value has reached; any shape."""
-    bins = np.zeros(values.shape, dtype=np.uint8)
-    for edge in edges:
-        bins += values >= edge
-    return bins
+    return kernels.bins_between(PROBABILITY_EDGES[1:-1], g)
 
 
 def is_ever(column: Array) -> bool:

@@ -12,16 +12,16 @@ from typing import TypeVar, final
 import numpy as np
 
 from fedtmle.model.exact import column_shifts
+from fedtmle.model.kernels import OUTSIDE, bins_between
 from fedtmle.model.statistics import AbstractBins, AbstractBoundedColumns, Group
 from fedtmle.model.table import AnyTable, Table, over_blocks
-from fedtmle.model.types import Array, Bytes, Codes, exponent, first, product
+from fedtmle.model.types import Array, Bytes, Codes, Columns, exponent, first, is_one, product
 from fedtmle.targets.effects.components import overlap_weight
 from fedtmle.targets.effects.prepare import EffectColumns, Preparation
 from fedtmle.targets.effects.problem import EffectLaw, EffectProblem
 from fedtmle.targets.effects.rows import (
     PROBABILITY_EDGES,
     EffectRows,
-    bins_between,
     probability_bins,
     shown_arms,
 )
@@ -143,22 +143,30 @@ class StudyCounts(AbstractLaidOutColumns[Table]):
     def over(self, rows: AnyTable, work: Callable[[Table], Result]) -> Iterable[Result]:
         return over_blocks(rows, work)
 
-    def evaluate(self, piece: Table) -> Array:
+    @property
+    def terms(self) -> Sequence[tuple[int, ...]]:
+        """Each column, or times observed or the weight: of `evaluate`, these two come first."""
+        observed, weight, arms = 0, 1, range(2, 2 + len(self.columns.arms))
+        strata = range(arms.stop, arms.stop + len(self.columns.strata_levels))
+        terms: dict[str, list[tuple[int, ...]]] = {
+            "arm": [(arm,) for arm in arms],
+            "observed": [(arm, observed) for arm in arms],
+            "weight": [(weight,)],
+            "arm weight": [(arm, weight) for arm in arms],
+            "stratum": [(level,) for level in strata],
+            "stratum weight": [(level, weight) for level in strata],
+        }
+        return [term for block in self.layout.blocks for term in terms[block]]
+
+    def evaluate(self, piece: Table) -> Columns:
         columns = self.columns
-        weight, observed, stratum = columns.weight(piece), columns.observed(piece), columns.stratum(piece)
-        values = np.empty((len(self.exponents), piece.n_rows))
-        part = self.layout.split(values)
-        part["weight"][:] = weight
-        for code in range(len(columns.arms)):
-            taken = columns.taken(piece, code)
-            part["arm"][code] = taken
-            part["observed"][code] = product(taken, observed)
-            part["arm weight"][code] = product(taken, weight)
-        if stratum is not None:
-            part["stratum"][:] = stratum == np.arange(len(columns.strata_levels))[:, None]
-            if columns.weights:
-                part["stratum weight"][:] = part["stratum"] * weight
-        return values
+        stratum, levels = columns.stratum(piece), range(len(columns.strata_levels))
+        return [
+            columns.observed(piece),
+            columns.weight(piece),
+            *(columns.taken(piece, code) for code in range(len(columns.arms))),
+            *((stratum == level).astype(np.float64) for level in levels if stratum is not None),
+        ]
 
 
 @final
@@ -241,15 +249,17 @@ class OverlapColumns(_OverEffectRows, AbstractLaidOutColumns[EffectRows]):
     def judged(self) -> Sequence[int]:
         return self.layout.places["H"]
 
-    def evaluate(self, piece: EffectRows) -> Array:
-        values = np.empty((len(self.names), piece.n_rows))
-        part = self.layout.split(values)
-        h = part["H"]
-        np.multiply(piece.covariates, first(piece.weight), out=h)
-        np.multiply(h, h, out=part["squares of H"])
-        error = np.clip(piece.y - piece.factual(piece.q), -LARGEST_ERROR, LARGEST_ERROR)
-        np.square(h * error, out=part["squared scores"])
-        return values
+    @property
+    def terms(self) -> Sequence[tuple[int, ...]]:
+        """H, its squares, and the squares of the scores, which follow H in `evaluate`."""
+        h, scores = range(self.count), range(self.count, 2 * self.count)
+        return [*((r,) for r in h), *((r, r) for r in h), *((r, r) for r in scores)]
+
+    def evaluate(self, piece: EffectRows) -> Columns:
+        h = [product(covariate, piece.weight) for covariate in piece.covariates]
+        error = piece.y - piece.factual(piece.q)
+        np.clip(error, -LARGEST_ERROR, LARGEST_ERROR, out=error)
+        return [*h, *(column * error for column in h)]
 
 
 @final
@@ -278,15 +288,12 @@ class PredictionMoments(_OverEffectRows, AbstractLaidOutColumns[EffectRows]):
     def roots(self, piece: EffectRows) -> Array:
         return np.concatenate([piece.covariates * first(piece.weight), self.disclosed(piece, self.judged)])
 
-    def evaluate(self, piece: EffectRows) -> Array:
+    def evaluate(self, piece: EffectRows) -> Columns:
         q = piece.factual(piece.q)
         if self.effect.linear:  # predictions may leave the outcome's bounds
-            q = np.clip(q, 0.0, 1.0)
-        values = np.empty((len(self.names), piece.n_rows))
-        values[0] = first(piece.weight) * first(piece.observed)
-        values[1] = values[0] * q
-        values[2] = values[0] * (q * q)
-        return values
+            np.clip(q, 0.0, 1.0, out=q)
+        weight = product(piece.weight, piece.observed)
+        return [weight, product(q, weight), product(q * q, weight)]
 
 
 @final
@@ -315,8 +322,8 @@ def histogram_pairs(arms: int) -> list[tuple[int, int]]:
 
 
 def histogram_groups(bins: Bytes, arm: Codes, arms: int) -> list[Group]:
-    of, rows = shown_arms(arms), [arm == b for b in range(arms)]
-    return [Group(bins=bins[of.index(a)][rows[b]]) for a, b in histogram_pairs(arms)]
+    of, others, nowhere = shown_arms(arms), [arm != b for b in range(arms)], np.uint8(OUTSIDE)
+    return [Group(bins=np.where(others[b], nowhere, bins[of.index(a)])) for a, b in histogram_pairs(arms)]
 
 
 def histogram_sizes(arms: int) -> tuple[int, ...]:
@@ -405,12 +412,12 @@ class PredictionErrors(_OverEffectRows, AbstractLaidOutColumns[EffectRows]):
     def judged(self) -> Sequence[int]:
         return ()  # the closing sums have the weights, and are judged in the same round
 
-    def evaluate(self, piece: EffectRows) -> Array:
-        weight, y = piece.weight * piece.observed, piece.y
+    def evaluate(self, piece: EffectRows) -> Columns:
+        weight, y = product(piece.weight, piece.observed), piece.y
         predictions = _predictions(self.effect, self.law, piece)
-        errors = [np.minimum((y - q) ** 2, LARGEST_LOSS) for q in predictions]
+        errors = [_squared_error(y, q) for q in predictions]
         losses = [_log_loss(y, q) for q in predictions] if self.is_binary else []
-        return np.stack([np.ones_like(y), y, y * y, *errors, *losses]) * weight
+        return [weight, *(product(column, weight) for column in (y, y * y, *errors, *losses))]
 
 
 @final
@@ -443,13 +450,14 @@ class CalibrationBins(_OverEffectRows, AbstractBins[EffectRows]):
         return True
 
     def groups(self, piece: EffectRows) -> Sequence[Group]:
-        observed = slice(None) if piece.observed.all() else piece.observed > 0
-        before, after = (q[observed] for q in _predictions(self.effect, self.law, piece))
-        q = np.clip([before, after], -1.0, 2.0)  # linear predictions may leave the outcome's bounds
-        values = np.stack([np.ones_like(before), piece.y[observed], *q])
-        values *= piece.weight[observed]
+        before, after = _predictions(self.effect, self.law, piece)
         bins = bins_between(self.edges, before)
-        return [Group(bins=bins, values=values, sensitive=piece.y[observed])]
+        if not is_one(piece.observed):
+            bins[piece.observed == 0.0] = OUTSIDE
+        for q in (before, after):  # predictions may leave the outcome's bounds
+            np.clip(q, -1.0, 2.0, out=q)
+        values = [piece.weight, *(product(column, piece.weight) for column in (piece.y, before, after))]
+        return [Group(bins=bins, values=values, sensitive=piece.y)]
 
 
 def _predictions(effect: EffectProblem, law: EffectLaw, rows: EffectRows) -> tuple[Array, Array]:
@@ -457,5 +465,14 @@ def _predictions(effect: EffectProblem, law: EffectLaw, rows: EffectRows) -> tup
     return effect.factual(effect.start(), rows), effect.factual(law, rows)
 
 
+def _squared_error(y: Array, q: Array) -> Array:
+    error = y - q
+    error *= error
+    return np.minimum(error, LARGEST_LOSS, out=error)
+
+
 def _log_loss(y: Array, q: Array) -> Array:
-    return np.asarray(-np.log(np.clip(np.where(y > 0, q, 1.0 - q), SMALLEST_CHANCE, 1.0)))
+    chance = np.where(y > 0, q, 1.0 - q)
+    np.clip(chance, SMALLEST_CHANCE, 1.0, out=chance)
+    np.log(chance, out=chance)
+    return np.negative(chance, out=chance)

@@ -15,7 +15,6 @@ from fedtmle.model.table import AnyTable, Table, over_blocks
 from fedtmle.model.types import Array, exponent
 from fedtmle.targets.effects.balance import ArmRows
 from fedtmle.targets.effects.prepare import EffectColumns, arm_probabilities
-from fedtmle.targets.effects.rows import bins_between
 from fedtmle.targets.effects.statistics import AbstractLaidOutColumns, Block, TallyLayout
 from fedtmle.targets.long import AbstractLongArmWeights, OverProblem
 from fedtmle.targets.regimes.problem import RegimeProblem
@@ -206,5 +205,7 @@ class WeightBins(OverProblem[Table], AbstractBins[Table]):
     def groups(self, piece: Table) -> list[Group]:
         weights = [each for each, _ in self.problem.weights(piece)]
         return [
-            Group(bins=bins_between(WEIGHT_EDGES, row[row > 0])) for r in self.longest for row in weights[r]
+            Group(bins=kernels.bins_between(WEIGHT_EDGES, row[row > 0]))
+            for r in self.longest
+            for row in weights[r]
         ]
