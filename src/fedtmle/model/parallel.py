@@ -10,7 +10,8 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import lru_cache
 from itertools import islice, pairwise
 from typing import TypeVar
 
@@ -48,17 +49,30 @@ def threads() -> int:
 def shared(work: Callable[[int, int], bool], length: int, *, serially: bool) -> bool:
     """Run work(first, last) over contiguous shares of range(length); return whether all returned True.
 
-    The pool lives for one call: starting threads costs some 50 microseconds, and a pool kept for
-    later would not survive a fork.
+    A worker of `mapped` or `done` runs all of it itself, and so never waits for another worker.
     """
-    workers = 1 if serially else min(threads(), length)
+    workers = 1 if serially or _works() else min(threads(), length)
     if workers <= 1:
         return work(0, length)
     edges = [length * share // workers for share in range(workers + 1)]
-    with ThreadPoolExecutor(workers - 1) as pool:
-        others = [pool.submit(work, *share) for share in pairwise(edges[1:])]
+    pool = _pool(threads(), os.getpid())
+    others = [pool.submit(work, *share) for share in pairwise(edges[1:])]
+    try:
         here = work(edges[0], edges[1])
-        return all([here, *(other.result() for other in others)])
+    finally:
+        wait(others)
+    return all([here, *(other.result() for other in others)])
+
+
+@lru_cache(maxsize=4)
+def _pool(workers: int, process: int) -> ThreadPoolExecutor:  # noqa: ARG001 - a forked child has no threads
+    """Return the pool of this process: to start threads for every pass would cost more than short passes."""
+    return ThreadPoolExecutor(workers, initializer=_mark)
+
+
+def _works() -> bool:
+    """Return whether this thread is a worker."""
+    return getattr(_here, "works", False)
 
 
 def mapped(work: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
@@ -67,7 +81,7 @@ def mapped(work: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Re
     ``work`` may itself call this function, which then runs in the calling thread.
     """
     workers = threads()
-    if workers == 1 or getattr(_here, "works", False):
+    if workers == 1 or _works():
         yield from map(work, items)
         return
     rest = iter(items)
@@ -75,14 +89,19 @@ def mapped(work: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Re
     if len(ahead) < 2:  # a thread costs more than most single items
         yield from map(work, ahead)
         return
-    with ThreadPoolExecutor(workers, initializer=_mark) as pool:
-        waiting: deque[Future[Result]] = deque(pool.submit(work, ahead.popleft()) for _ in range(2))
+    pool = _pool(workers, os.getpid())
+    waiting: deque[Future[Result]] = deque(pool.submit(work, ahead.popleft()) for _ in range(2))
+    try:
         for item in rest:
             waiting.append(pool.submit(work, item))
             if len(waiting) > workers:
                 yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:  # an error, or a caller that wants no more: nothing goes on in the background
         for future in waiting:
-            yield future.result()
+            future.cancel()
+        wait(waiting)
 
 
 def done(work: Callable[[Item], None], items: Iterable[Item]) -> None:
@@ -91,14 +110,14 @@ def done(work: Callable[[Item], None], items: Iterable[Item]) -> None:
     Threads that take turns would touch the same page of fresh memory at the same time, and each would
     have it cleared.
     """
-    if threads() == 1 or getattr(_here, "works", False):
+    if threads() == 1 or _works():
         for item in items:
             work(item)
         return
     listed = list(items)
 
     def consecutive(first: int, last: int) -> bool:
-        before = getattr(_here, "works", False)
+        before = _works()
         _here.works = True
         try:
             for item in listed[first:last]:

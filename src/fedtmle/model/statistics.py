@@ -18,7 +18,7 @@ import numpy as np
 
 from fedtmle.model.exact import Sums, column_shifts, zero_sums
 from fedtmle.model.kernels import column_sums
-from fedtmle.model.types import Array, Bytes, Columns
+from fedtmle.model.types import Array, Bytes, Columns, UnitScaled
 
 Piece = TypeVar("Piece")  # consecutive rows, as `over` gives them
 Result = TypeVar("Result")
@@ -87,12 +87,12 @@ class AbstractBoundedColumns(AbstractStatistic[Piece]):
         return self.disclosed(piece, self.judged)
 
     def total(self, rows: Any) -> Sums:
-        """Return the exact sums of the terms over all rows; products are made as they are summed."""
+        """Return the exact sums of the terms over all rows."""
+        return reduce(add, self.over(rows, self.summed), zero_sums(column_shifts(self.exponents)))
 
-        def summed(piece: Piece) -> Sums:
-            return column_sums(self.evaluate(piece), self.exponents, what=self.label, terms=self.terms)
-
-        return reduce(add, self.over(rows, summed), zero_sums(column_shifts(self.exponents)))
+    def summed(self, piece: Piece) -> Sums:
+        """Return the exact sums of the terms over a piece; products are made as they are summed."""
+        return column_sums(self.evaluate(piece), self.exponents, what=self.label, terms=self.terms)
 
 
 class AbstractPrivateColumns(AbstractBoundedColumns[Piece]):
@@ -118,8 +118,8 @@ class Group:
     """
 
     bins: Bytes
-    values: Columns | None = None
-    sensitive: Array | None = None
+    values: Sequence[Array | UnitScaled] | Array | None = None
+    sensitive: Array | UnitScaled | None = None
     terms: Sequence[tuple[int, ...]] | None = None
 
 

@@ -85,6 +85,36 @@ def product(column: Array, factor: Array) -> Array:
     return column if factor.strides == (0,) and is_one(factor) else column * factor
 
 
+def combine(parts: Sequence[tuple[Array | float, Array]], total: Array) -> None:
+    """Fill ``total``, shape (N,), with the sum of factors times columns, added in order."""
+    if not parts:
+        total[:] = 0.0
+    for place, (factor, column) in enumerate(parts):
+        if place:
+            total += factor * column
+        else:
+            np.multiply(factor, column, out=total)
+
+
+@final
+@dataclass(frozen=True)
+class UnitScaled:
+    """A column on the unit scale of its range, (column - low) / width, computed where it is read."""
+
+    column: Array
+    low: float
+    width: float
+
+    def part(self, rows: slice) -> Array:
+        """Return some rows."""
+        scaled = self.column[rows] - self.low
+        scaled /= self.width
+        return np.asarray(scaled)
+
+    def __len__(self) -> int:
+        return len(self.column)
+
+
 @final
 @dataclass(frozen=True)
 class Scaled:

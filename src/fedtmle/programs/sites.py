@@ -29,7 +29,7 @@ from fedtmle.model.exact import Sums, column_shifts, zero_sums
 from fedtmle.model.kernels import column_sums
 from fedtmle.model.parallel import mapped, pieces
 from fedtmle.model.table import SILO, AnyTable, Table, over_blocks
-from fedtmle.model.types import Array, IntArray, exponent
+from fedtmle.model.types import Array, IntArray, exponent, product
 from fedtmle.programs.rounds import ask, together
 from fedtmle.programs.study import Study
 from fedtmle.protocol.outcome import Outcome, SiteTest, Targeted
@@ -96,7 +96,7 @@ class ModelDepartures(AbstractDepartures):
         fits = self.preparation.treatment_fits(table) if "treatment" in self.roles else []
 
         def summed(place: slice) -> Sums:
-            units = np.stack([_by_cluster(rows, each) for each in self._residuals(fits, rows, place)])
+            units = [_by_cluster(rows, each) for each in self._residuals(fits, rows, place)]
             return column_sums(units, powers, what="residual of a model", terms=terms)
 
         whole = (slice(0, rows.n_rows),)  # clusters are not split
@@ -108,9 +108,9 @@ class ModelDepartures(AbstractDepartures):
         if "treatment" in self.roles:
             g = arm_probabilities(fits, len(self.preparation.columns.arms), place)
             for code in range(1, len(g)):
-                yield part.weight * ((part.arm == code) - g[code])
+                yield product((part.arm == code) - g[code], part.weight)
         if "outcome" in self.roles:
-            yield part.weight * part.observed * (part.y - part.factual(part.q))
+            yield product(part.y - part.factual(part.q), product(part.weight, part.observed))
 
 
 def _by_cluster(rows: EffectRows, residual: Array) -> Array:

@@ -21,12 +21,12 @@ from fedtmle.errors import DecodeError
 from fedtmle.model.exact import Sums, column_shifts, nearest, zero_sums
 from fedtmle.model.kernels import binned_sums, count_bins, count_values
 from fedtmle.model.statistics import AbstractBins, Forecast, Group
-from fedtmle.model.types import Array, Bytes
+from fedtmle.model.types import Array, Bytes, UnitScaled
 from fedtmle.protocol.codes import MOST_SILOS, AbstractCode, BitReader, BitWriter, Integers
 from fedtmle.protocol.masks import Lane
 from fedtmle.protocol.query import AbstractTotals, Local, Phase, Query
 
-SAMPLED_ROWS = 1000  # rows that usually show whether there are more values than `MOST_VALUES`
+SAMPLED_ROWS = 256  # rows that usually show whether there are more values than `MOST_VALUES`
 MOST_VALUES = 10  # with at most this many values, a few sums nearly determine how many people hold each
 
 
@@ -427,29 +427,30 @@ class Holders:
         return min(self.counts.values()) if len(self.counts) > 1 else 0
 
 
-def add_holders(holders: Sequence[Holders], values: Array, bins: Bytes) -> None:
+def add_holders(holders: Sequence[Holders], column: Array | UnitScaled, bins: Bytes) -> None:
     """Add the values of rows to the holders of their bins.
 
     The first rows usually show which bins have more values than are counted, and all values of the others.
     """
     for part in (slice(0, SAMPLED_ROWS), slice(SAMPLED_ROWS, None)):
         counting = [b for b, held in enumerate(holders) if held.counts is not None]
-        if not counting or not len(values[part]):
+        if not counting or not len(bins[part]):
             return
+        values = column.part(part) if isinstance(column, UnitScaled) else column[part]
         known = sorted({value for b in counting for value in holders[b].counts or ()})
-        by_bin = count_values(values[part], np.array(known), bins[part], len(holders)).tolist()
+        by_bin = count_values(values, np.array(known), bins[part], len(holders)).tolist()
         for b in counting:
             *counts, others = by_bin[b]
             holders[b].add(dict(zip(known, counts, strict=True)))
             if others:
-                unknown, times = np.unique(_unknown(values[part], bins[part], b, known), return_counts=True)
+                unknown, times = np.unique(_unknown(values, bins[part], b, known), return_counts=True)
                 holders[b].add(dict(zip(unknown.tolist(), times.tolist(), strict=True)))
 
 
 def _unknown(values: Array, bins: Bytes, b: int, known: Sequence[float]) -> Array:
     """Return the values of one bin's rows that are not known yet."""
     in_bin = values[bins == b]
-    return np.asarray(in_bin[~np.isin(in_bin, known)])
+    return np.asarray(in_bin[~np.isin(in_bin, known)] if known else in_bin)
 
 
 @dataclass(frozen=True, slots=True)
@@ -459,7 +460,7 @@ class _Counted:
     counts: list[int]
     sums: list[Sums] | None
     bins: Bytes
-    sensitive: Array | None
+    sensitive: Array | UnitScaled | None
 
 
 class _GroupTotal:

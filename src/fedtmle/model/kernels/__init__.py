@@ -21,7 +21,19 @@ import numpy as np
 from fedtmle.errors import InputError
 from fedtmle.model.exact import CHUNK, FINE_BITS, GRID_BITS, Layout, Sums, column_shifts, layout, total
 from fedtmle.model.families import Family
-from fedtmle.model.types import Array, Bools, Bytes, Codes, Columns, Design, IntArray, Part, Scaled, scaled
+from fedtmle.model.types import (
+    Array,
+    Bools,
+    Bytes,
+    Codes,
+    Columns,
+    Design,
+    IntArray,
+    Part,
+    Scaled,
+    UnitScaled,
+    scaled,
+)
 
 Real = TypeVar("Real", float, Array)
 
@@ -240,7 +252,7 @@ class Backend(Protocol):
 
     def largest(self, column: Array) -> float: ...
 
-    def column_chunks(self, terms: Terms, what: str) -> IntArray:
+    def column_chunks(self, terms: SumTerms, what: str) -> IntArray:
         """Return the sums of the terms for each chunk of rows and each bin, shape (chunks, bins, 2 k).
 
         A term is scaled, rounded, and summed as two integers: units, then what they leave in units of 2^-40.
@@ -406,14 +418,17 @@ def largest(column: Array) -> float:
 
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Terms:
+class SumTerms:
     """Products of columns to be summed, all of them or by bin, checked.
 
     ``places``, shape (k, 2), has the numbers of the two columns of each term; the second is -1 for a column
-    by itself. Term s is scaled by scale[s]. ``bins`` is None if there is one bin with all rows.
+    by itself. Term s is scaled by scale[s]. ``bins`` is None if there is one bin with all rows; else column j
+    is (columns[j] - lows[j]) / widths[j].
     """
 
     columns: tuple[Array, ...]
+    lows: Array
+    widths: Array
     places: IntArray
     scale: Array
     bins: Bytes | None
@@ -444,7 +459,7 @@ def column_sums(
 
 
 def binned_sums(
-    columns: Columns,
+    columns: Sequence[Array | UnitScaled] | Array,
     bins: Bytes,
     n_bins: int,
     exponents: Sequence[int],
@@ -453,7 +468,8 @@ def binned_sums(
     terms: Sequence[tuple[int, ...]] | None = None,
 ) -> list[Sums]:
     """`column_sums` of the rows of each bin, in any order; rows whose bin is `OUTSIDE` are in none."""
-    asked = _terms(columns, terms, _scale(exponents), bins, n_bins)
+    _check_bins(bins, n_bins, len(columns[0]) if len(columns) else 0)
+    asked = _terms(columns, terms, _scale(exponents), np.ascontiguousarray(bins), n_bins)
     chunks = _module().column_chunks(asked, what)
     return [_sums(chunks[:, b], exponents) for b in range(n_bins)]
 
@@ -467,32 +483,37 @@ def term_sums(
 
 
 def _terms(
-    columns: Columns,
+    columns: Sequence[Array | UnitScaled] | Array,
     terms: Sequence[tuple[int, ...]] | None,
     scale: Array,
     bins: Bytes | None = None,
     n_bins: int = 1,
-) -> Terms:
+) -> SumTerms:
     asked = [(j,) for j in range(len(columns))] if terms is None else terms
     places = np.array([(*term, -1)[:2] for term in asked], dtype=np.int64).reshape(-1, 2)
     inside = places.min(initial=0, axis=0) >= (0, -1)
-    n_rows = len(columns[0]) if len(columns) else 0
-    shapes = {column.shape for column in columns} <= {(n_rows,)}
+    ranges = [
+        (column.column, column.low, column.width) if isinstance(column, UnitScaled) else (column, 0.0, 1.0)
+        for column in columns
+    ]
+    n_rows = len(columns[0]) if ranges else 0
+    shapes = {column.shape for column, _, _ in ranges} <= {(n_rows,)}
     if not (shapes and inside.all() and places.max(initial=-1) < len(columns)):
         raise InputError("columns, terms: expected shape (p, N), and terms of columns that are there")
     if len(places) != len(scale):
         raise InputError(f"terms: expected {len(scale)}, one for each exponent, not {len(places)}")
-    if bins is not None:
-        _check_bins(bins, n_bins, n_rows)
     used, numbers = np.unique(places, return_inverse=True)  # sorted, so that -1 for no column comes first
     is_there = used >= 0
-    held = scaled(Scaled(tuple(columns[j] for j in used[is_there].tolist()), _ABSENT)).columns
+    ranges = [ranges[j] for j in used[is_there].tolist()]
+    held = scaled(Scaled(tuple(column for column, _, _ in ranges), _ABSENT)).columns
     located = _located(held)
-    return Terms(
+    return SumTerms(
         columns=held,
+        lows=np.array([low for _, low, _ in ranges]),
+        widths=np.array([width for _, _, width in ranges]),
         places=np.ascontiguousarray(numbers.reshape(-1, 2) - int(np.count_nonzero(~is_there))),
         scale=scale,
-        bins=None if bins is None else np.ascontiguousarray(bins),
+        bins=bins,
         n_bins=n_bins,
         n_rows=n_rows,
         addresses=located.addresses,

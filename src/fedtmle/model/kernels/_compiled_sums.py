@@ -17,7 +17,7 @@ import numpy as np
 
 from fedtmle.model.exact import CHUNK, FINE_BITS, GRID_BITS
 from fedtmle.model.families import Family
-from fedtmle.model.kernels import BLOCK, CompiledRows, Fields, Grid, Query, Terms, _numpy
+from fedtmle.model.kernels import BLOCK, CompiledRows, Fields, Grid, Query, SumTerms, _numpy
 from fedtmle.model.kernels._elementary import (
     NEAR,
     exp,
@@ -527,6 +527,8 @@ def _binned_chunks(
     n_rows: int,
     terms: IntArray,
     scale: Array,
+    lows: Array,
+    widths: Array,
     bins: Bytes,
     n_bins: int,
     first_chunk: int,
@@ -543,12 +545,16 @@ def _binned_chunks(
         for j in range(len(places)):
             places[j] = addresses[j] + strides[j] * begin
             target = ordered[j, : starts[n_bins]]
+            low, width = lows[j], widths[j]
             if strides[j]:
                 values = column(places, j, stop - begin)
                 for i in range(len(target)):
                     target[i] = values[order[i]]
             else:
                 target[:] = column(places, j, 1)[0]
+            if low != 0.0 or width != 1.0:
+                for i in range(len(target)):
+                    target[i] = (target[i] - low) / width
         for b in range(n_bins):
             for at in range(starts[b], starts[b + 1], BLOCK):
                 for j in range(len(places)):
@@ -558,7 +564,7 @@ def _binned_chunks(
     return everywhere
 
 
-def column_chunks(terms: Terms, what: str) -> IntArray:
+def column_chunks(terms: SumTerms, what: str) -> IntArray:
     """Coarse and fine sums per chunk and bin, shape (chunks, bins, 2 k)."""
     sums = np.zeros((terms.n_chunks, terms.n_bins, 2 * len(terms.scale)), dtype=np.int64)
     read = terms.addresses, terms.strides, terms.n_rows, terms.places, terms.scale
@@ -566,7 +572,7 @@ def column_chunks(terms: Terms, what: str) -> IntArray:
     def work(first: int, last: int) -> bool:
         if terms.bins is None:
             return _column_chunks(*read, first, last, sums)
-        return _binned_chunks(*read, terms.bins, terms.n_bins, first, last, sums)
+        return _binned_chunks(*read, terms.lows, terms.widths, terms.bins, terms.n_bins, first, last, sums)
 
     if shared(work, len(sums), serially=terms.n_rows < SERIAL_ROWS):
         return sums

@@ -254,11 +254,15 @@ def count_bins(bins: Bytes) -> IntArray:
 
 @jit
 def _count_values(values: Array, known: Array, bins: Bytes, counts: IntArray) -> None:
-    for i in range(len(values)):
-        k = 0
-        while k < len(known) and values[i] != known[k]:
-            k += 1
-        counts[bins[i], k] += 1
+    numbers = np.empty(BLOCK, dtype=np.int64)
+    for begin in range(0, len(values), BLOCK):
+        block = values[begin : begin + BLOCK]
+        numbers[:] = len(known)
+        for k in range(len(known)):
+            for i in range(len(block)):
+                numbers[i] = k if block[i] == known[k] else numbers[i]
+        for i in range(len(block)):
+            counts[bins[begin + i], numbers[i]] += 1
 
 
 def count_values(values: Array, known: Array, bins: Bytes) -> IntArray:

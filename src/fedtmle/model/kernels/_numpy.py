@@ -13,7 +13,7 @@ import numpy as np
 from fedtmle.errors import ContributionError
 from fedtmle.model.exact import CHUNK, FINE_BITS, GRID_BITS, beyond_bound
 from fedtmle.model.families import Family
-from fedtmle.model.kernels import Query, Rows, Terms, _elementary
+from fedtmle.model.kernels import Query, Rows, SumTerms, _elementary
 from fedtmle.model.types import Array, Bools, Bytes, Codes, IntArray, Part
 
 MEAN: dict[Family, Callable[[Array], Array]] = {
@@ -108,7 +108,7 @@ def bound(values: Array, low: float, high: float, bounded: Array, logits: Array)
     return bool(np.isfinite(values).all())
 
 
-def column_chunks(terms: Terms, what: str) -> IntArray:
+def column_chunks(terms: SumTerms, what: str) -> IntArray:
     """Coarse and fine sums per chunk and bin, shape (chunks, bins, 2 k)."""
     sums = np.zeros((terms.n_chunks, terms.n_bins, 2 * len(terms.scale)), dtype=np.int64)
     beyond = 0
@@ -117,7 +117,10 @@ def column_chunks(terms: Terms, what: str) -> IntArray:
             rows = slice(chunk * CHUNK, (chunk + 1) * CHUNK)
             for b in range(terms.n_bins):
                 in_bin = slice(None) if terms.bins is None else terms.bins[rows] == b
-                block = [column[rows][in_bin] for column in terms.columns]
+                block = [
+                    (column[rows][in_bin] - low) / width
+                    for column, low, width in zip(terms.columns, terms.lows, terms.widths, strict=True)
+                ]
                 products = [block[j] if k < 0 else block[j] * block[k] for j, k in terms.places]
                 scaled = np.array(products).reshape(len(terms.scale), -1) * terms.scale[:, None]
                 within = np.abs(scaled) <= 2.0**GRID_BITS  # False for NaN

@@ -14,7 +14,7 @@ from fedtmle.model.kernels import OUTSIDE
 from fedtmle.model.parallel import mapped
 from fedtmle.model.statistics import AbstractBins, Forecast, Group
 from fedtmle.model.table import AnyTable, Table, over_blocks
-from fedtmle.model.types import Array, Codes, IntArray, exponent, first, product
+from fedtmle.model.types import Array, Codes, IntArray, UnitScaled, exponent, first, product
 from fedtmle.targets.effects.problem import EffectProblem
 from fedtmle.targets.effects.rows import EffectRows
 
@@ -106,14 +106,12 @@ class Covariate:
     low: float = 0.0
     high: float = 1.0
 
-    def of(self, table: Table) -> Array:
+    def of(self, table: Table) -> Array | UnitScaled:
         """Return the covariate on the unit scale of its range, shape (N,)."""
         if self.level is not None:
             codes = table.factors[self.name].recode(self.levels)
             return np.asarray(codes == self.levels.index(self.level), dtype=np.float64)
-        scaled = table.numeric[self.name] - self.low
-        scaled /= self.high - self.low
-        return scaled
+        return UnitScaled(table.numeric[self.name], self.low, self.high - self.low)
 
     def on_scale(self, mean: float) -> float:
         return self.low + (self.high - self.low) * mean
@@ -181,14 +179,15 @@ class BalanceBins(AbstractBins[ArmRows]):
         bins, weight = piece.arm.astype(np.uint8), piece.weight
         h = product(piece.inverse, weight)
         # One list for all covariates, so that all of them are summed in one pass.
-        values = [h, weight] if self.has_weights else [h]
+        values: list[Array | UnitScaled] = [h, weight] if self.has_weights else [h]
         groups = []
         for covariate in self.covariates:
-            x, terms = covariate.of(piece.table), self._terms(len(values))
-            values += [x, weight * x] if self.has_weights else [x]
-            known = bins
-            if covariate.level is None and not math.isfinite(piece.table.reach[covariate.name]):
-                known = np.where(np.isfinite(x), bins, np.uint8(OUTSIDE))
+            x, terms, known = covariate.of(piece.table), self._terms(len(values)), bins
+            if isinstance(x, UnitScaled) and not math.isfinite(piece.table.reach[covariate.name]):
+                known = np.where(np.isfinite(x.column), bins, np.uint8(OUTSIDE))
+            values.append(x)
+            if self.has_weights:
+                values.append(weight * (x.part(slice(None)) if isinstance(x, UnitScaled) else x))
             groups.append(Group(bins=known, values=values, sensitive=x, terms=terms))
         return groups
 

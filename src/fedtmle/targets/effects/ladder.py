@@ -13,14 +13,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeVar, final
+from typing import NamedTuple, TypeVar, final
 
 import numpy as np
 
 from fedtmle.model.exact import Sums
+from fedtmle.model.kernels import column_sums
 from fedtmle.model.statistics import AbstractBoundedColumns
 from fedtmle.model.table import AnyTable
-from fedtmle.model.types import Array, exponent, unpack, upper_pairs
+from fedtmle.model.types import Array, Columns, IntArray, combine, exponent, unpack, upper_pairs
 from fedtmle.targets.effects.problem import EffectLaw, EffectProblem
 from fedtmle.targets.effects.rows import EffectRows
 
@@ -149,29 +150,42 @@ class LadderColumns(AbstractBoundedColumns[EffectRows]):
             terms += [(own + j, t_total) for j in range(k)]
         return (*terms, (t, t_total), (t,), (record,))
 
-    def evaluate(self, piece: EffectRows) -> Array:
+    def evaluate(self, piece: EffectRows) -> Columns:
         """Return U at each bound, t and ones; with clusters, each row's cluster totals of U and t besides."""
-        moments, effect = self.effect.moment_columns(self.law, piece), self.effect
-        used, k = slice(0, self.components), self.coordinates
-        m, u, t = moments.m[used], moments.u[used], moments.t[0]
-        L = np.array(effect.combination)[:k, used]
-        count = k * len(self.bounds)
-        columns = np.empty(((2 if self.has_clusters else 1) * (count + 1) + 1, len(t)))
-        columns[count], columns[count + 1] = t, 1.0
-        # Records whose probability is above all bounds have the same U at each.
+        at, count = self._at_bounds(piece), self.coordinates * len(self.bounds)
+        U = np.tile(at.everywhere, (len(self.bounds), 1))
+        U[:, at.near] = at.bounded
+        columns = [*U, at.t, _ones(piece.n_rows)]
+        if piece.cluster is not None:
+            cluster = piece.cluster
+            columns += [np.bincount(cluster, weights=own)[cluster] for own in columns[: count + 1]]
+        return columns
+
+    def summed(self, piece: EffectRows) -> Sums:
+        if piece.cluster is not None:
+            return super().summed(piece)
+        # Records whose probability is above all bounds are summed from the one U that they have at each.
+        at, k = self._at_bounds(piece), self.coordinates
+        count, nothing = k * len(self.bounds), np.zeros(len(at.near))
+        at.everywhere[:, at.near] = 0.0
+        far = [tuple(j % k if j < count else j - count + k for j in term) for term in self.terms]
+        near = [*self.terms[:-3], *[(count + 1,)] * 3]  # the sums of t and of records are those of all rows
+        columns, exponents, what = [*at.everywhere, at.t, _ones(piece.n_rows)], self.exponents, self.label
+        total = column_sums(columns, exponents, what=what, terms=far)
+        return total + column_sums([*at.bounded, at.t[at.near], nothing], exponents, what=what, terms=near)
+
+    def _at_bounds(self, piece: EffectRows) -> _AtBounds:
+        moments, used = self.effect.moment_columns(self.law, piece), slice(0, self.components)
+        m, u = moments.m[used], moments.u[used]
+        L = np.array(self.effect.combination)[: self.coordinates, used]
         g = piece.denominators
         near = np.flatnonzero((g < max(self.floor, *self.bounds)).any(axis=0))
-        everywhere = _combined(L, m + (u - m))
-        g, m, rest = g[:, near], m[:, near], (u - m)[:, near]
-        bounded = np.maximum(g, self.floor)
-        for b, bound in enumerate(self.bounds):
-            U = columns[b * k : (b + 1) * k]
-            U[:] = everywhere
-            U[:, near] = _combined(L, m + rest * (bounded / np.maximum(g, bound)))
-        if piece.cluster is not None:
-            for column, total in zip(columns[: count + 1], columns[count + 2 :], strict=True):
-                total[:] = np.bincount(piece.cluster, weights=column)[piece.cluster]
-        return columns
+        rest = u - m
+        everywhere = _combined(L, m + rest)
+        g, m, rest = g[:, near], m[:, near], rest[:, near]
+        floored = np.maximum(g, self.floor)
+        bounded = [_combined(L, m + rest * (floored / np.maximum(g, bound))) for bound in self.bounds]
+        return _AtBounds(everywhere, near, np.concatenate(bounded), moments.t[0])
 
     def rungs(self, pooled: Sums, n: int) -> tuple[Rung, ...]:
         """Return the means at each bound from the pooled sums; none unless every silo disclosed them."""
@@ -193,11 +207,23 @@ class LadderColumns(AbstractBoundedColumns[EffectRows]):
         )
 
 
+class _AtBounds(NamedTuple):
+    """U of records above all bounds, shape (k, N); the others' numbers, and their U by bound; t."""
+
+    everywhere: Array
+    near: IntArray
+    bounded: Array
+    t: Array
+
+
 def _combined(L: Array, columns: Array) -> Array:
     """Return L times the columns, added in order: the same bits in any partition."""
-    total = np.zeros((len(L), columns.shape[1]))
-    for k, shares in enumerate(L):
-        for share, column in zip(shares, columns, strict=True):
-            if share:
-                total[k] += share * column
+    total = np.empty((len(L), columns.shape[1]))
+    for shares, row in zip(L.tolist(), total, strict=True):
+        combine([(share, column) for share, column in zip(shares, columns, strict=True) if share], row)
     return total
+
+
+def _ones(n_rows: int) -> Array:
+    """Return ones that take no memory."""
+    return np.broadcast_to(np.float64(1.0), (n_rows,))

@@ -26,7 +26,7 @@ import numpy as np
 
 from fedtmle.model.exact import Sums, column_shifts
 from fedtmle.model.kernels import column_sums
-from fedtmle.model.types import Array, Columns, IntArray, exponent, first, upper_pairs
+from fedtmle.model.types import Array, Columns, IntArray, combine, exponent, first, product, upper_pairs
 from fedtmle.targets.effects.rows import EffectRows
 
 WHAT = "EIF term"  # the columns' name in error messages
@@ -67,11 +67,9 @@ def moment_columns(
         for r in components:
             u, t, m = columns[:, r]
             t[:] = weight * first(rows.v[r])
-            m[:] = 0.0
-            for term in rows.terms[r]:
-                m += first(term.d) * q[term.arm]
+            combine([(first(term.d), q[term.arm]) for term in rows.terms[r]], m)
             m *= weight * first(rows.v[r]) * width
-            np.multiply(weight * rows.taken(r), residual, out=u)
+            np.multiply(product(rows.taken(r), rows.weight), residual, out=u)
             u += m
     return MomentColumns(columns)
 

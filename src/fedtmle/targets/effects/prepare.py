@@ -315,12 +315,13 @@ class Preparation:
             terms=tuple(terms),
             truncated=np.zeros(pi.shape, dtype=bool),
             covariates=np.empty((len(terms), n)),
-            denominators=np.ones((self.overall if self.shows_g else 0, n)),
+            denominators=np.empty((self.overall if self.shows_g else 0, n)),
             g_bins=np.empty((len(shown), n), dtype=np.uint8),
         )
 
         def fill(rows: slice) -> None:
             g, observed_share = arm_probabilities(fits, len(pi), rows), part(pi, rows)
+            clever.denominators[:, rows] = 1.0
             below = np.empty(g.shape[1], dtype=bool)
             for r, component in enumerate(self.components):
                 v, covariate = part(indicators[r], rows), clever.covariates[r, rows]

@@ -322,8 +322,9 @@ def histogram_pairs(arms: int) -> list[tuple[int, int]]:
 
 
 def histogram_groups(bins: Bytes, arm: Codes, arms: int) -> list[Group]:
-    of, others, nowhere = shown_arms(arms), [arm != b for b in range(arms)], np.uint8(OUTSIDE)
-    return [Group(bins=np.where(others[b], nowhere, bins[of.index(a)])) for a, b in histogram_pairs(arms)]
+    of = shown_arms(arms)
+    outside = [(arm != b) * np.uint8(OUTSIDE) for b in range(arms)]  # all its bits are set
+    return [Group(bins=bins[of.index(a)] | outside[b]) for a, b in histogram_pairs(arms)]
 
 
 def histogram_sizes(arms: int) -> tuple[int, ...]:
