@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from typer.testing import CliRunner
 import fedtmle as ft
 from fedtmle.cli import app
 from fedtmle.errors import InputError
+from fedtmle.model.kernels import column_sums
 from fedtmle.programs.diagnostics import ladder_columns
 from fedtmle.results import overlap
 from fedtmle.text.result import render
@@ -153,6 +155,21 @@ def test_the_ladder_is_the_one_step_estimate_at_each_bound(options: dict[str, An
         else:
             variance = D.var(ddof=1) / 900
         assert rung["estimates"][0]["std_error"] == pytest.approx(np.sqrt(variance), rel=1e-8)
+
+
+@pytest.mark.parametrize("options", [{}, {"cluster": "family"}, {"submodel": "contrast"}], ids=str)
+def test_the_ladder_sums_the_terms_of_every_row(options: dict[str, Any]) -> None:
+    """Rows far from every bound are summed from one column; the terms row by row have one for each bound."""
+    data = people(900, 5, slope=2.5) | {"family": np.arange(900) // 3}
+    finished, tables = finish(study(**options), {"s": data})
+    outcome = targeted(finished)
+    ladder = ladder_columns(outcome.problem)
+    assert ladder is not None
+    ladder = replace(ladder, law=outcome.law)
+    piece = outcome.problem.rows(tables["s"])
+    near = (piece.denominators < max(ladder.bounds)).any(axis=0)
+    assert 0 < np.count_nonzero(near) < 900
+    assert ladder.summed(piece) == column_sums(ladder.disclosed(piece), ladder.exponents, what="term")
 
 
 @pytest.mark.parametrize("target", [ft.ATE, ft.ATT])

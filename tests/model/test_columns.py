@@ -1,5 +1,7 @@
 """Exact sums of products of columns and by bin: against exact rationals, and the same however computed."""
 
+import multiprocessing
+import time
 from collections.abc import Iterator
 from fractions import Fraction
 
@@ -11,7 +13,7 @@ from fedtmle.model import kernels, parallel
 from fedtmle.model.exact import CHUNK, Sums, beyond_bound, query_shifts
 from fedtmle.model.families import Family
 from fedtmle.model.kernels import OUTSIDE, binned_sums, column_sums
-from fedtmle.model.types import Array, Part, RowBound
+from fedtmle.model.types import Array, Part, RowBound, UnitScaled
 
 BACKENDS = ("numba", "numpy")
 TERMS = [(0,), (1, 1), (2,), (0, 2), (2, 1)]
@@ -98,6 +100,19 @@ def test_columns_are_read_where_they_are(backend: str) -> None:
             assert binned_sums(apart, bins, 3, powers, what="bin", terms=terms) == binned_sums(
                 together, bins, 3, powers, what="bin", terms=terms
             )
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_column_is_put_on_the_unit_scale_of_its_range_as_numpy_puts_it(backend: str) -> None:
+    n = CHUNK + 5
+    own, bins = columns(n), np.arange(n, dtype=np.uint8) % 3
+    lazy = [own[0], UnitScaled(own[1], -7.0, 14.0), UnitScaled(own[2], 0.3, 0.7)]
+    made = [own[0], (own[1] + 7.0) / 14.0, (own[2] - 0.3) / 0.7]
+    with kernels.using_backend(backend):
+        assert binned_sums(lazy, bins, 3, (3, 6, 8), what="bin", terms=TERMS[1:4]) == binned_sums(
+            made, bins, 3, (3, 6, 8), what="bin", terms=TERMS[1:4]
+        )
+    assert lazy[2].part(slice(3, 9)).tobytes() == made[2][3:9].tobytes()
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -220,6 +235,37 @@ def test_arguments_that_do_not_fit_are_refused() -> None:
         kernels.bins_between([0.5] * 255, np.ones(3))
     with pytest.raises(InputError, match="codes"):
         kernels.chosen(ones, np.zeros(3, dtype=np.int16))
+
+
+def test_after_an_error_nothing_goes_on_in_the_background() -> None:
+    parallel.set_threads(2)
+    begun, ended = [], []
+
+    def work(k: int) -> None:
+        begun.append(k)
+        if k == 1:
+            raise ValueError("the second item")
+        time.sleep(0.01)
+        ended.append(k)
+
+    with pytest.raises(ValueError, match="second"):
+        list(parallel.mapped(work, range(50)))
+    count = len(begun)
+    assert count < 50
+    assert sorted(ended) == sorted(k for k in begun if k != 1)
+    time.sleep(0.05)
+    assert len(begun) == count
+
+
+def test_a_forked_process_has_threads_of_its_own() -> None:
+    parallel.set_threads(2)
+    assert list(parallel.mapped(abs, range(5))) == list(range(5))  # the pool of this process is there
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        assert pool.apply_async(_mapped_in_child).get(timeout=60) == list(range(5))
+
+
+def _mapped_in_child() -> list[int]:
+    return list(parallel.mapped(abs, range(5)))
 
 
 def test_what_is_mapped_may_map() -> None:

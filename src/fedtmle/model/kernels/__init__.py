@@ -455,7 +455,8 @@ def column_sums(
     leaves of each row is summed too, on a grid 2^-40 finer, so that a generous bound costs no digits.
     """
     chunks = _module().column_chunks(_terms(columns, terms, _scale(exponents)), what)
-    return _sums(chunks[:, 0], exponents)
+    (sums,) = _sums(chunks, exponents)
+    return sums
 
 
 def binned_sums(
@@ -470,8 +471,7 @@ def binned_sums(
     """`column_sums` of the rows of each bin, in any order; rows whose bin is `OUTSIDE` are in none."""
     _check_bins(bins, n_bins, len(columns[0]) if len(columns) else 0)
     asked = _terms(columns, terms, _scale(exponents), np.ascontiguousarray(bins), n_bins)
-    chunks = _module().column_chunks(asked, what)
-    return [_sums(chunks[:, b], exponents) for b in range(n_bins)]
+    return _sums(_module().column_chunks(asked, what), exponents)
 
 
 def term_sums(
@@ -489,29 +489,23 @@ def _terms(
     bins: Bytes | None = None,
     n_bins: int = 1,
 ) -> SumTerms:
-    asked = [(j,) for j in range(len(columns))] if terms is None else terms
-    places = np.array([(*term, -1)[:2] for term in asked], dtype=np.int64).reshape(-1, 2)
-    inside = places.min(initial=0, axis=0) >= (0, -1)
-    ranges = [
-        (column.column, column.low, column.width) if isinstance(column, UnitScaled) else (column, 0.0, 1.0)
-        for column in columns
-    ]
-    n_rows = len(columns[0]) if ranges else 0
-    shapes = {column.shape for column, _, _ in ranges} <= {(n_rows,)}
-    if not (shapes and inside.all() and places.max(initial=-1) < len(columns)):
-        raise InputError("columns, terms: expected shape (p, N), and terms of columns that are there")
+    used, places = _used(None if terms is None else tuple(terms), len(columns))
     if len(places) != len(scale):
         raise InputError(f"terms: expected {len(scale)}, one for each exponent, not {len(places)}")
-    used, numbers = np.unique(places, return_inverse=True)  # sorted, so that -1 for no column comes first
-    is_there = used >= 0
-    ranges = [ranges[j] for j in used[is_there].tolist()]
+    ranges = [
+        (column.column, column.low, column.width) if isinstance(column, UnitScaled) else (column, 0.0, 1.0)
+        for column in (columns[j] for j in used)
+    ]
+    n_rows = len(columns[0]) if len(columns) else 0
+    if any(column.shape != (n_rows,) for column, _, _ in ranges):
+        raise InputError("columns: expected shape (p, N)")
     held = scaled(Scaled(tuple(column for column, _, _ in ranges), _ABSENT)).columns
     located = _located(held)
     return SumTerms(
         columns=held,
         lows=np.array([low for _, low, _ in ranges]),
         widths=np.array([width for _, _, width in ranges]),
-        places=np.ascontiguousarray(numbers.reshape(-1, 2) - int(np.count_nonzero(~is_there))),
+        places=places,
         scale=scale,
         bins=bins,
         n_bins=n_bins,
@@ -520,6 +514,18 @@ def _terms(
         strides=located.strides,
         constants=located.constants,
     )
+
+
+@lru_cache(maxsize=256)
+def _used(terms: tuple[tuple[int, ...], ...] | None, n_columns: int) -> tuple[list[int], IntArray]:
+    """Return the columns that occur in terms, and the terms as `SumTerms.places` among these."""
+    asked = [(*term, -1)[:2] for term in terms or [(j,) for j in range(n_columns)]]
+    used = sorted({j for pair in asked for j in pair if j != -1})
+    if any(not 0 <= first < n_columns or not -1 <= second < n_columns for first, second in asked):
+        raise InputError("columns, terms: expected terms of columns that are there")
+    number = {-1: -1} | {j: place for place, j in enumerate(used)}
+    places = [(number[first], number[second]) for first, second in asked]
+    return used, np.array(places, dtype=np.int64).reshape(-1, 2)
 
 
 def _check_bins(bins: Bytes, n_bins: int, n_rows: int) -> None:
@@ -558,11 +564,13 @@ def _scale(exponents: Sequence[int]) -> Array:
     return np.exp2(GRID_BITS - np.array(exponents, dtype=np.float64))
 
 
-def _sums(chunks: IntArray, exponents: Sequence[int]) -> Sums:
-    """Return the sums of coarse and fine integers per chunk, which stand side by side."""
-    parts = total(chunks)
+def _sums(chunks: IntArray, exponents: Sequence[int]) -> list[Sums]:
+    """Return the sums by bin of coarse and fine integers per chunk, which stand side by side."""
+    flat = chunks.reshape(len(chunks), chunks.shape[1] * chunks.shape[2])
+    parts, shifts = total(flat), column_shifts(exponents)
     units = tuple((c << FINE_BITS) + f for c, f in zip(parts[::2], parts[1::2], strict=True))
-    return Sums(units, column_shifts(exponents))
+    size = len(shifts)
+    return [Sums(units[b * size : (b + 1) * size], shifts) for b in range(chunks.shape[1])]
 
 
 def softmax(logits: Array) -> Array:
