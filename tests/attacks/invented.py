@@ -238,6 +238,47 @@ class RuleInAStratum(AbstractInvented):
         return bool(abs(learned - (1 / 0.4 if arm else -1 / 0.6)) < 1e-9)
 
 
+class ThirdArm(AbstractInvented):
+    """Asks for the means under two rules that differ in one person, who is in an arm of neither."""
+
+    yields = "the difference of two predictions of the one person between two cut-offs, to 1e-9"
+
+    def study(self) -> ft.Study:
+        rules = (ft.Threshold("w", 0.30, "1", "0"), ft.Threshold("w", 0.32, "1", "0"))
+        return ft.Study(
+            target=ft.PolicyMeans(outcome="y", treatment="a", rules=rules, arms=("0", "1", "2")),
+            outcome_model=ft.Supplied("q0", "q1", "q2"),
+            treatment_model=ft.Supplied("g0", "g1", "g2"),
+            algorithm=ft.OneStep(),
+            variables=declare(
+                y=(0, 1), a=["0", "1", "2"], w=(-1, 1), **{f"{q}{k}": (0, 1) for q in "qg" for k in range(3)}
+            ),
+            diagnostics=False,
+            sums="exact",
+        )
+
+    def common(self) -> Columns:
+        rng = np.random.default_rng(7)
+        w = rng.uniform(-1, 1, 60)
+        w[(w > 0.28) & (w < 0.34)] = 0.1
+        shares = {f"g{k}": np.array([0.25, 0.25, 0.5])[k] * np.ones(60) for k in range(3)}
+        predictions = {f"q{k}": rng.uniform(0.2, 0.8, 60) for k in range(3)}
+        return {"y": rng.random(60), "a": (ROW % 3).astype(str), "w": w, **shares, **predictions}
+
+    def columns(self) -> Columns:
+        columns = self.common()
+        columns["w"][PERSON], columns["a"][PERSON] = 0.31, "2"
+        columns["q1"][PERSON], columns["q0"][PERSON] = 0.75, 0.125
+        return columns
+
+    def run(self, victim: Victim) -> float:
+        plug_in = closing(*self.server(victim)).values()[4:6]
+        return float(plug_in[0] - plug_in[1])
+
+    def works(self, learned: float) -> bool:
+        return abs(learned - 0.625) < 1e-9
+
+
 class OnlyOneWeighs(AbstractInvented):
     """Gives every observation the weight of a covariate that one person alone has."""
 
@@ -350,6 +391,7 @@ ATTACKS: tuple[AbstractAttack, ...] = (
     MissingIndicator(),
     TwoPilots(),
     RuleInAStratum(),
+    ThirdArm(),
     OnlyOneWeighs(),
     LoneFold(),
     LastPeriod(),

@@ -179,7 +179,7 @@ def judged(given: Study) -> Verdict:
 
 def names_column(advice: str) -> bool:
     """Whether an owner reads which column is behind a refusal, and what to do."""
-    return bool(re.search(r"columns? '", advice) and re.search(r"merge|log\(|leave", advice))
+    return bool(re.search(r"columns? '", advice) and re.search(r"merge|log\(|[Ll]eave", advice))
 
 
 def _key(ended: str, why: str) -> str:

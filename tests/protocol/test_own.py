@@ -9,7 +9,16 @@ from hypothesis import strategies as st
 
 from fedtmle.errors import DecodeError
 from fedtmle.protocol.codes import Bits, BitWriter, decode, encode
-from fedtmle.protocol.sites import OWN_PLACES, OwnCode, OwnEstimate, OwnStatus
+from fedtmle.protocol.query import Local
+from fedtmle.protocol.sites import (
+    OWN_PLACES,
+    AbstractDepartures,
+    DeparturesQuery,
+    OwnCode,
+    OwnEstimate,
+    OwnStatus,
+)
+from fedtmle.runtime.rows import LocalRows
 
 
 def drawn(dim: int, seed: int, scale: float = 1.0) -> OwnEstimate:
@@ -75,3 +84,28 @@ def test_garbage_is_a_decode_error_or_has_one_form(data: bytes, dim: int) -> Non
     except DecodeError:
         return
     assert encode(OwnCode(dim), own) == bits
+
+
+class _Residuals(AbstractDepartures):
+    """The sums of given residuals."""
+
+    def __init__(self, *residuals: float) -> None:
+        self._residuals = residuals
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return ("outcome model",)
+
+    def of(self, local: Local) -> tuple[tuple[float, float], ...]:  # noqa: ARG002 - the same for all
+        return ((sum(self._residuals), sum(r * r for r in self._residuals)),)
+
+
+@pytest.mark.parametrize("residual", [1e-6, 0.3, -12.5])
+def test_a_departure_says_nothing_of_a_person_who_is_all_of_it(residual: float) -> None:
+    local = LocalRows("a", np.zeros(20), 20, None)
+    alone, several = (
+        DeparturesQuery(departures=_Residuals(*residuals), n=20).answer(local).values()[0]
+        for residuals in ((residual, *[0.0] * 19), (residual, 1.0, 0.5))
+    )
+    assert alone == 1.0
+    assert several != 1.0
