@@ -20,6 +20,7 @@ from fedtmle.data import load_all
 from fedtmle.errors import InputError
 from fedtmle.model.table import Table
 from fedtmle.programs.flow import StudyProgram, study_details
+from fedtmle.programs.imputation import VariableResponse, imputed_variables
 from fedtmle.programs.missing import count_missing, filled, has_left, is_missing
 from fedtmle.programs.outcomes import EndOfPeriods
 from fedtmle.programs.regimes import RegimeDetails
@@ -191,6 +192,9 @@ def test_people_who_left_have_no_missing_value() -> None:
         table.numeric[is_missing("l2")], (RECORDS["l2"].isna() & stays).astype(float)
     )
     assert not np.isnan(table.numeric["l2"]).any()
+    (variable,) = (each for each in imputed_variables(asked, counts, asked.levels) if each.name == "l2")
+    response = VariableResponse(variable=variable, missing=counts.counts["l2"], is_over_time=True)
+    np.testing.assert_array_equal(response.of(table)[1], RECORDS["l2"].notna().astype(float))
 
 
 @pytest.mark.parametrize("survival", [False, True])
