@@ -43,24 +43,10 @@ def study(
     return replace(asked, variables=ft.Variables({**asked.variables, **declared}))
 
 
-def truth(periods: int = 2, n: int = 2_000_000) -> float:
-    """Return the difference of the means of b under always and never treating, over many draws of the law."""
-    means = []
-    for a in (0.0, 1.0):
-        rng = np.random.default_rng(1)
-        w = rng.normal(size=n).clip(-3, 3)
-        level, before = w, np.zeros(n)
-        for _ in range(periods):
-            level = (0.4 * w + 0.4 * level - 0.4 * before + 0.7 * rng.normal(size=n)).clip(-4, 4)
-            before = np.full(n, a)
-        means.append(float(expit(0.7 * level - 0.8 * before + 0.3 * w - 0.5).mean()))
-    return means[1] - means[0]
-
-
 def cut(records: pd.DataFrame, ends: list[int]) -> dict[str, pd.DataFrame]:
     """Return consecutive records in silos."""
     edges = [0, *ends, len(records)]
     return {f"s{m}": records[edges[m] : edges[m + 1]] for m in range(len(edges) - 1)}
 
 
-__all__ = ["STATIC", "cut", "draw", "holed", "study", "truth"]
+__all__ = ["STATIC", "cut", "draw", "holed", "study"]

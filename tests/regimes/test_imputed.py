@@ -28,14 +28,13 @@ from fedtmle.protocol.masks import MOST_ROWS
 from fedtmle.protocol.plan import Plan, follow_alone, roster
 from fedtmle.protocol.policy import UNGUARDED
 from fedtmle.results import inference
-from fedtmle.results.inference import imputed_rows, simultaneous_quantile, table_rows
+from fedtmle.results.inference import simultaneous_quantile
 from fedtmle.runtime.rows import LocalRows
 from fedtmle.studyfile.file import study_plan
 from fedtmle.studyfile.schema import schema_of
 from fedtmle.text.result import render
 from tests.attacks.honest import run_advised, run_honest
-from tests.effects.studies import change
-from tests.regimes.imputed import cut, draw, holed, study, truth
+from tests.regimes.imputed import cut, draw, holed, study
 from tests.time.test_imputed import rubin
 
 N = 400
@@ -377,42 +376,3 @@ def test_a_period_without_values_is_refused() -> None:
     with pytest.raises(ft.FedTMLEError, match="column 'l2' is missing in") as error:
         ft.run(study(how="refuse"), cut(lacking, [200]))
     assert "of people who are at risk in period 2" in str(error.value)
-
-
-# Coverage.
-
-REPLICATIONS, PEOPLE = 400, 500
-
-
-def estimated(asked: ft.Study, records: pd.DataFrame) -> Any:
-    local = local_rows(asked, records)
-    outcome: Any = follow_alone(StudyProgram.of(asked, ("all",)).flow(local.n_rows), local)
-    details = study_details(outcome)
-    if details.imputed:
-        return imputed_rows(asked, details.components, details.imputed, local.n_rows)[0][0]
-    return table_rows(asked, details.components, outcome.estimate.psi, outcome.estimate.covariance)[0][0]
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(3_000)
-@pytest.mark.parametrize("how", ["impute", "refuse"])
-def test_coverage(how: str, record_property: Any) -> None:
-    """Missing by treatment and outcome: imputed estimates are right, those of complete records are not."""
-    right, rows = truth(), []
-    asked = study(how=how, imputation_sweeps=5, algorithm=ft.Gradient(optimizer=ft.Newton()))
-    for seed in range(REPLICATIONS):
-        records = holed(draw(PEOPLE, 2, 1000 + seed), 2, 1000 + seed)
-        if how == "refuse":
-            left = records["c1"] == 1
-            records = records[records["w"].notna() & records["l1"].notna() & (left | records["l2"].notna())]
-        rows.append(estimated(change(asked, seed=seed), records))
-    covered = np.mean([row.conf_low < right < row.conf_high for row in rows])
-    estimates, errors = (np.array([getattr(row, k) for row in rows]) for k in ("estimate", "std_error"))
-    bias, ratio = (estimates.mean() - right) / estimates.std(), errors.mean() / estimates.std()
-    record_property("found", f"coverage {covered:.4f}, bias {bias:+.3f} sd, SE ratio {ratio:.3f}")
-    if how == "refuse":
-        assert abs(bias) > 1.0
-    else:
-        assert 0.93 <= covered <= 0.97
-        assert abs(bias) < 0.1 + 3 / math.sqrt(REPLICATIONS)
-        assert 0.93 < ratio < 1.1
