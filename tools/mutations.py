@@ -59,7 +59,7 @@ LATTICE = (
     f"{DECODERS}::test_a_lattice_with_one_number_that_is_not_canonical_is_refused"
 )
 CODED = f"{ATTACKS} tests/protocol/test_calibration.py tests/algorithms/test_coded.py"
-FITS = "tests/algorithms/test_local.py"
+FITS = "tests/algorithms/test_local.py tests/runtime/test_retirement.py"
 FOLLOWER = "tests/protocol/test_follower.py tests/runtime/test_silo.py tests/algorithms/test_local.py"
 MESSAGES = f"tests/protocol/test_messages.py tests/runtime/test_silo.py {ATTACKS}"
 SILO = f"tests/runtime/test_silo.py {ATTACKS} tests/runtime/test_records.py"
@@ -609,6 +609,26 @@ MUTATIONS: tuple[Mutation, ...] = (
             "rounded = beta * self.dim * self.rule.lattice**2 / 16",
         ),
         ("the mildest ending counts", "worst=max((answer.outcome", "worst=min((answer.outcome"),
+        (
+            "people of retired silos count",
+            "people = (n_rows * (answer.outcome is not FitOutcome.ZERO),)",
+            "people = (n_rows,)",
+        ),
+        (
+            "retired silos still fit",
+            "return self.silos - self.by_outcome[FitOutcome.ZERO]",
+            "return self.silos",
+        ),
+        (
+            "people need not agree with silos",
+            "if self.retiring and (mass > 0) != (fitting > 0):",
+            "if False:",
+        ),
+        (
+            "nobody knows that it retired",
+            "return self if self.retiring and addends[FitOutcome.ZERO - len(FitOutcome)] else None",
+            "return None",
+        ),
     ),
     *_many(
         "protocol/plan.py",
@@ -705,10 +725,9 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("a message has any length", "if len(data) > MAX_BYTES:", "if False:"),
         (
             "a refusal does not end the run",
-            "    Event.REFUSED: State.REFUSED,\n}",
-            "    Event.REFUSED: State.ANSWERING,\n}",
+            "Event.REPLIED: State.ANSWERING, Event.REFUSED: State.REFUSED}",
+            "Event.REPLIED: State.ANSWERING, Event.REFUSED: State.ANSWERING}",
         ),
-        ("a retired silo goes on", "Event.RETIRED: State.RETIRED,", "Event.RETIRED: State.ANSWERING,"),
         (
             "a refused opening ends it",
             "{Event.REPLIED: State.OPENED, Event.REFUSED: State.NEW}",

@@ -227,6 +227,7 @@ class CompletedRun:
             transcript=finished.transcript,
             retired_at=finished.retired_at,
             silos=dict(self.local),
+            active=() if isinstance(outcome, Targeted) else outcome.active,
             populations=outcome.populations,
         )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -10,16 +9,12 @@ import numpy as np
 import fedtmle as ft
 from fedtmle.algorithms.base import TargetingProgram
 from fedtmle.model.leverage import PersonRows, largest_leverage
-from fedtmle.protocol import messages
 from fedtmle.protocol.coded import Action, Rounded
-from fedtmle.protocol.messages import Ask, Close, Compare
 from fedtmle.protocol.plan import Member, Plan, roster
 from fedtmle.protocol.policy import Policy
 from fedtmle.protocol.sites import OwnEstimateQuery
 from fedtmle.runtime.keeper import Keeper
-from fedtmle.runtime.rows import LocalRows, read_rows
-from fedtmle.runtime.session import InProcess, Session
-from fedtmle.runtime.signing import SigningKey
+from fedtmle.runtime.rows import LocalRows
 from fedtmle.runtime.silo import Silo
 from fedtmle.studyfile.file import study_plan
 from fedtmle.studyfile.schema import schema_of
@@ -94,47 +89,6 @@ def two_way_cell() -> float:
     """A cell of one person in the two-way table of a nuisance model's columns."""
     attack = TwoWayCell()
     return float(attack.run(met(attack)))
-
-
-def omitted_as_retired() -> list[bool]:
-    """Whether any silo notices that c was told other averages, where the server says that c retired.
-
-    One update: a second average of means rounds to zero, and ends the run of all but c.
-    """
-    names = ("a", "b", "c")
-    keys = {name: SigningKey(name.encode() * 32) for name in names}
-    rng = np.random.default_rng(2)
-    plan = Plan(
-        program=TargetingProgram(
-            problem=PROBLEM, law=PROBLEM.start(START), algorithm=ft.Personalized(max_updates=1)
-        ),
-        roster=tuple(Member(name=name, key=keys[name].public) for name in names),
-    )
-    parties = [
-        Silo(name, plan, read_rows(PROBLEM, name, rng.uniform(0, 20, 30)), keeper=Keeper(key=keys[name]))
-        for name in names
-    ]
-
-    class Lying(InProcess):
-        def exchange(self, requests: Mapping[str, bytes], /) -> Mapping[str, bytes]:
-            changed = {
-                silo: self._change(silo, messages.decode_request(data)) for silo, data in requests.items()
-            }
-            return dict(super().exchange({silo: messages.encode(m) for silo, m in changed.items()}))
-
-        def _change(self, silo: str, message: messages.Request) -> messages.Request:
-            if silo == "c" and isinstance(message, Ask | Close):
-                data = bytearray(message.pooled.data)
-                data[-1] ^= 1 << (-message.pooled.length % 8)
-                pooled = messages.Payload(message.pooled.length, bytes(data))
-                return type(message)(message.session, message.round, pooled)
-            if isinstance(message, Compare):
-                heard = ("c",) if silo == "c" else ("a", "b")
-                return Compare(message.session, tuple(c for c in message.closings if c.silo in heard))
-            return message
-
-    Session(plan, Lying(parties)).run()
-    return [silo.disagreement for silo in parties]
 
 
 def false_size() -> tuple[float, float]:

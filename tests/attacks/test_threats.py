@@ -58,10 +58,6 @@ def test_a_cell_of_one_is_told() -> None:
     assert limits.two_way_cell() == 1.0
 
 
-def test_an_omission_said_to_be_a_retirement_is_not_noticed() -> None:
-    assert limits.omitted_as_retired() == [False, False, False]
-
-
 def test_a_false_size_moves_the_average() -> None:
     honest, false = limits.false_size()
     assert f"average to {honest:.0f}; if the second says that it has 450 rows, to {false:.0f}" in TEXT

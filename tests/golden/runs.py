@@ -142,6 +142,7 @@ MORE_ALGORITHMS: dict[str, Callable[[float], AbstractAlgorithm]] = {
     "switching": lambda tol: ft.Adaptive(tolerance=tol),
     "personalized exact": lambda _: ft.Personalized(max_updates=3),
     "personalized exhaustive": lambda _: ft.Personalized(lattice=0.05, exhaustive=True, max_updates=3),
+    "personalized counted": lambda _: ft.Personalized(lattice=0.002, min_active=2, max_updates=3),
     "personalized both": lambda _: ft.Personalized(lattice=0.01, noise=0.2, max_updates=4),
 }
 for _problem, (_make, _tolerance) in PROBLEMS.items():
@@ -154,11 +155,13 @@ add("solve/two arms/observed", partial(solved, two_arms, ft.Coded(tolerance=1e-4
 add("solve/two arms/two threads", partial(solved, two_arms, ft.Coded(tolerance=1e-4), threads=2))
 
 
-def retiring(_: Path) -> Any:
-    """Silo a is at its own minimum at the start and leaves in the first round."""
+def retiring(fewest: int, _: Path) -> Any:
+    """Silo a is at its own minimum at the start and retires in the first round."""
     problem = ft.Mean(bounds=(0.0, 20.0))
     silos = {"a": [4.0, 8.0, 6.0, 6.0], "b": [1.0, 2.0, 3.5], "c": [9.0, 11.0]}
-    return ft.solve(problem, problem.start(6.0), silos, ft.Personalized(lattice=1.0, max_updates=6))
+    return ft.solve(
+        problem, problem.start(6.0), silos, ft.Personalized(lattice=1.0, max_updates=6, min_active=fewest)
+    )
 
 
 def cancelling(how: AbstractAlgorithm, _: Path) -> Any:
@@ -168,7 +171,8 @@ def cancelling(how: AbstractAlgorithm, _: Path) -> Any:
     return ft.solve(problem, problem.start(6.0), silos, how)
 
 
-add("solve/mean/retires at once", retiring)
+add("solve/mean/retires at once", partial(retiring, 1))
+add("solve/mean/too few left by who retires", partial(retiring, 3))
 add("solve/mean/local cancels", partial(cancelling, ft.LocalAverage(weights="uniform")))
 add("solve/mean/personalized cancels", partial(cancelling, ft.Personalized(weights="uniform", lattice=0.5)))
 

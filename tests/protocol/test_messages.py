@@ -135,16 +135,8 @@ def test_no_request_has_room_for_a_law_an_eps_or_a_row() -> None:
 # The states of docs/wire.md, once more: where each request leads, by what came of it.
 LEADS_TO = {
     (State.NEW, Open): {Event.REPLIED: State.OPENED, Event.REFUSED: State.NEW},
-    (State.OPENED, Begin): {
-        Event.REPLIED: State.ANSWERING,
-        Event.RETIRED: State.RETIRED,
-        Event.REFUSED: State.REFUSED,
-    },
-    (State.ANSWERING, Ask): {
-        Event.REPLIED: State.ANSWERING,
-        Event.RETIRED: State.RETIRED,
-        Event.REFUSED: State.REFUSED,
-    },
+    (State.OPENED, Begin): {Event.REPLIED: State.ANSWERING, Event.REFUSED: State.REFUSED},
+    (State.ANSWERING, Ask): {Event.REPLIED: State.ANSWERING, Event.REFUSED: State.REFUSED},
     (State.ANSWERING, Close): {Event.REPLIED: State.CLOSED, Event.REFUSED: State.REFUSED},
     (State.CLOSED, messages.Compare): {Event.REPLIED: State.COMPARED, Event.REFUSED: State.REFUSED},
 }

@@ -117,6 +117,8 @@ def _noisy() -> tuple[Plan, Mapping[str, Any]]:
     return _masked((study_plan(study, roster(list(tables))), tables), signed=True)
 
 
+SIX = (30, 31, 22, 24, 23, 21)  # six silos of which some retire while three still fit
+RETIRING = ft.Personalized(lattice=0.05, max_updates=4, min_active=3)
 SGD = ft.StochasticGradientDescent(batch=20, step=0.01, steps=3, seed=3)
 CASES: dict[str, Callable[[], tuple[Plan, Mapping[str, Any]]]] = {
     "mean, gradient": lambda: _small("mean", ft.Gradient(tolerance=1e-2)),
@@ -128,6 +130,7 @@ CASES: dict[str, Callable[[], tuple[Plan, Mapping[str, Any]]]] = {
     "mean, coded raw": lambda: _small("mean", ft.Coded(tolerance=0.2, coordinates="raw"), (20, 21, 22)),
     "mean, personalized": lambda: _small("mean", ft.Personalized(lattice=0.05, max_updates=3), (20, 25, 22)),
     "mean, personalized by noise": lambda: _small("mean", ft.Personalized(noise=0.5, max_updates=2)),
+    "mean, personalized and counted": lambda: _small("mean", RETIRING, SIX),
     "two arms, adaptive": lambda: _small("two arms", ft.Adaptive(tolerance=0.1)),
     "study": _study,
     "mean, masked": lambda: _masked(_small("mean", ft.Coded(tolerance=0.1), (20, 21, 22)), signed=False),
@@ -136,6 +139,7 @@ CASES: dict[str, Callable[[], tuple[Plan, Mapping[str, Any]]]] = {
     ),
     "study, relayed": lambda: _masked(_study(3), signed=True),
     "study, looks": lambda: _masked(_study(6, 210), signed=True),
+    "mean, personalized and relayed": lambda: _masked(_small("mean", RETIRING, SIX), signed=True),
 }
 # Noise differs from run to run, so that no run is a reference for another.
 NOISY = {"study, noisy": _noisy}

@@ -141,7 +141,7 @@ def test_so_are_those_of_every_other_golden_run(
     [
         ft.LocalAverage(max_updates=1, weights={"a": 0.25, "b": 0.25, "c": 0.5}),
         ft.LocalAverage(max_updates=1, lattice=None),
-        ft.Personalized(max_updates=1),
+        ft.Personalized(max_updates=1, lattice=None),
         ft.Coded(smoothness=ft.Certified()),
         ft.Adaptive(tolerance=0.1),
         ft.Gradient(optimizer=ft.StochasticGradientDescent(batch=5, step=0.1, steps=2, seed=1)),

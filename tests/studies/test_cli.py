@@ -19,8 +19,9 @@ from fedtmle.errors import InputError, NumericalError, RefusedError
 from fedtmle.layout import histogram_table, phase_name
 from fedtmle.protocol.query import Phase
 from fedtmle.runtime.session import RoundReport
-from fedtmle.studyfile.file import read_study
+from fedtmle.studyfile.file import file_plan, read_study
 from fedtmle.text.progress import live_progress
+from tests.studies.test_approval import masked
 
 runner = CliRunner(env={"COLUMNS": "80", "NO_COLOR": "1"})
 
@@ -255,6 +256,20 @@ def test_a_personalised_run_that_no_silo_leaves_says_which_key_to_set(study: Pat
     assert re.search(r"^north +240 +unfinished$", result.stdout, flags=re.MULTILINE)
     warnings = json.loads(call("run", study, "--json").stdout)["warnings"]
     assert any("unfinished: north, south" in warning for warning in warnings)
+
+
+def test_a_personalised_study_with_keys_runs_under_masks(study: Path) -> None:
+    """The text says how many silos still fit, not which."""
+    algorithm = ('kind = "Coded"', 'kind = "Personalized"\nnoise = 0.5')
+    file = masked(study.parent, 4, "", algorithm, ('tolerance = "practical"', ""))
+    assert file_plan(file).is_masked
+    result = call("run", file.path)
+    assert result.exit_code in (Exit.FINE, Exit.NOT_CONVERGED), result.stdout
+    assert re.search(r"^update +silos still fitting +their records\n0 +\d", result.stdout, flags=re.MULTILINE)
+    assert "retired at update" not in result.stdout
+    assert json.loads(call("run", file.path, "--json").stdout)["personalized"] == {}
+    previewed = call("silo", "preview", file.path, "--silo", file.silos["north"])
+    assert "the fluctuation that fits the silo's own rows best" in " ".join(previewed.stdout.split())
 
 
 def test_a_personalised_silo_that_shows_its_estimate_is_not_said_to_have_none(study: Path) -> None:

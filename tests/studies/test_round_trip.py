@@ -327,6 +327,7 @@ CASES: dict[tuple[str, str], tuple[dict[str, Any], dict[str, Any]]] = {
                 "weights": ('"uniform"', "uniform"),
                 "lattice": ("0.5", 0.5),
                 "noise": ("0.1", 0.1),
+                "min_active": ("3", 3),
             },
         }.items()
         for field, (text, value) in {

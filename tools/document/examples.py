@@ -21,7 +21,7 @@ from fedtmle.protocol.bins import BinTotal
 from fedtmle.protocol.clusters import Clusters
 from fedtmle.protocol.coded import SiloCurvature
 from fedtmle.protocol.codes import encode
-from fedtmle.protocol.fits import FitAnswer
+from fedtmle.protocol.fits import FitAnswer, FitOutcome
 from fedtmle.protocol.grams import AbstractLook
 from fedtmle.protocol.masks import MaskKey
 from fedtmle.protocol.plan import Follower, Member, roster
@@ -89,6 +89,7 @@ def examples() -> dict[str, Example]:
         (ft.GLM("x"), ft.Coded(), "family", whole),
         (ft.GLM("x"), ft.Coded(), None, lacking),
         (ft.GLM("x"), ft.Adaptive(), None, whole),
+        (ft.GLM("x"), ft.Personalized(min_active=2, max_updates=1), None, whole),
     ):
         study = ft.Study(
             target=ft.ATE(outcome="y", treatment="a"),
@@ -179,6 +180,8 @@ def shown(answer: object) -> str:  # noqa: PLR0911 - one return per kind of answ
         case SwitchAnswer():
             fit = "no fit" if answer.steps is None else f"fit {_numbers(answer.steps)}"
             return f"integers {_numbers(answer.z)}, {fit}"
+        case FitOutcome():
+            return answer.name.lower()
         case FitAnswer():
             sums = "" if answer.origin is None else f", sums {_numbers(answer.origin.values())}"
             return f"{answer.outcome.name.lower()}, fit {_numbers(answer.eps)}{sums}"

@@ -120,7 +120,13 @@ RISKS = {
     ),
     "FitQuery": (
         "Your silo's own fit, on a fine public grid, at each update: it tells how your silo differs "
-        "from the others. A two-bit outcome tells whether a fit was found."
+        "from the others. A two-bit outcome tells whether a fit was found. A silo that has retired sends "
+        "zeros."
+    ),
+    "FitCountQuery": (
+        "Two bits, before the fits of an update: whether your silo's own fit is zero, was found, or has no "
+        "end. Under masks the silos are only counted, and the fits of fewer than two more silos than may "
+        "collude are not asked for."
     ),
     "ModelsQuery": (
         "A whole model fitted on your records alone and broadcast to all silos; split points of "

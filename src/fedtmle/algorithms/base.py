@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Generic, Literal, TypeVar, final
+from typing import Generic, Literal, Self, TypeVar, final
 
 import numpy as np
 
@@ -26,8 +26,8 @@ LARGEST_SCALE = 1024.0  # largest ratio of a coordinate's tolerance to the small
 
 UNMASKABLE = (
     "'masked' is for algorithms that add up integers: Coded (unless its smoothness is each silo's own), "
-    "OneStep, Gradient without batches, and LocalAverage on a lattice without given weights; choose one of "
-    "these, or 'open'"
+    "OneStep, Gradient without batches, and LocalAverage or Personalized on a lattice without given weights; "
+    "choose one of these, or 'open'"
 )
 
 
@@ -73,6 +73,15 @@ class AbstractAlgorithm(ABC):
         return False
 
     @property
+    def fewest_active(self) -> int | None:
+        """The fewest silos whose fits are averaged, if silos may retire; None if none may."""
+        return None
+
+    def with_fewest_active(self, fewest: int) -> Self:
+        """Return the algorithm that averages the fits of no fewer silos than this, if silos may retire."""
+        return self
+
+    @property
     def silo_weights(self) -> Mapping[str, float] | None:
         """The weights by silo that the user gave, which must name every silo; None for the others."""
         return None
@@ -93,6 +102,13 @@ class TargetingProgram(AbstractProgram[object]):
 
     def smallest_part(self, rows: object) -> int:
         return self.problem.smallest_part(rows)
+
+    @property
+    def fewest_active(self) -> int | None:
+        return self.algorithm.fewest_active
+
+    def with_fewest_active(self, fewest: int) -> Self:
+        return replace(self, algorithm=self.algorithm.with_fewest_active(fewest))
 
     def flow(self, n: int) -> Flow[Targeted | Personalised]:
         populations = None

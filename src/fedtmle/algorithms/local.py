@@ -1,15 +1,16 @@
 """Local fits in the common submodel, averaged.
 
 FedTMLE-L (Algorithm 3, `LocalAverage`) averages the fits of all silos until the pooled EIF equation holds. In
-FedTMLE-LR (Algorithm 5, `Personalized`) a silo whose fit is zero retires with an estimate of its own.
+FedTMLE-LR (Algorithm 5, `Personalized`) a silo whose fit is zero retires with an estimate of its own. It goes
+on answering, with zeros, so that under masks nobody learns who retired.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal, final
+from dataclasses import dataclass, replace
+from typing import Literal, Self, final
 
 import numpy as np
 
@@ -27,8 +28,16 @@ from fedtmle.algorithms.base import (
 from fedtmle.errors import InputError
 from fedtmle.model.fit import EXACT_NEWTON, LocalSolver
 from fedtmle.model.types import Part
-from fedtmle.protocol.fits import FitAverage, FitOutcome, FitQuery, RetirementRule, Weighting
-from fedtmle.protocol.outcome import Personalised, Status, Targeted
+from fedtmle.protocol.fits import (
+    FitAverage,
+    FitCountQuery,
+    FitCounts,
+    FitOutcome,
+    FitQuery,
+    RetirementRule,
+    Weighting,
+)
+from fedtmle.protocol.outcome import ActiveSilos, Personalised, Status, Targeted
 from fedtmle.protocol.query import Flow, Law, Problem
 
 FINEST = 2.0**-48  # the finest lattice of messages: with the default radius, 56 bits a number
@@ -190,6 +199,10 @@ class Personalized(AbstractAlgorithm):
     lattice
         The spacing of the lattice on which fits travel as integers. A fit that rounds to zero is zero. None
         sends doubles, which are never exactly zero for continuous data.
+    min_active
+        The fewest silos whose fits are averaged. With more than 1, each update begins with a round in which
+        the silos count how many of them still fit; if they are too few, all stop. Under masks it is at least
+        two more than the ``colluders`` of the plan.
     noise
         A silo leaves when its EIF mean is within this fraction of its own sampling noise.
     gap
@@ -215,6 +228,7 @@ class Personalized(AbstractAlgorithm):
     radius: float = 64.0
     exhaustive: bool = False
     lattice: float | None = 2.0**-40
+    min_active: int = 1
     noise: float | None = None
     gap: float | None = None
     solver: LocalSolver = EXACT_NEWTON
@@ -226,6 +240,8 @@ class Personalized(AbstractAlgorithm):
         check_weights(self.weights)
         if not isinstance(self.weights, str):
             raise InputError("weights: expected 'size' or 'uniform', eq. (retirement-weights)")
+        if isinstance(self.min_active, bool) or not isinstance(self.min_active, int) or self.min_active < 1:
+            raise InputError(f"min_active: expected an integer of at least 1, not {self.min_active!r}")
 
     @property
     def fits_locally(self) -> bool:
@@ -233,7 +249,15 @@ class Personalized(AbstractAlgorithm):
 
     @property
     def adds_integers(self) -> bool:
-        return False  # a silo that retires leaves
+        """Whether fits are on a lattice: a silo that has retired adds zeros."""
+        return self.lattice is not None
+
+    @property
+    def fewest_active(self) -> int:
+        return self.min_active
+
+    def with_fewest_active(self, fewest: int) -> Self:
+        return replace(self, min_active=fewest)
 
     @property
     def rule(self) -> RetirementRule:
@@ -243,8 +267,9 @@ class Personalized(AbstractAlgorithm):
     def flow(self, problem: Problem, law: Law, n: int) -> Flow[Personalised]:
         run = Run(problem, n)
         accepted: list[tuple[float, ...]] = []
+        active: list[ActiveSilos] = []
         while True:
-            average: FitAverage = yield FitQuery(
+            fits = FitQuery(
                 problem=problem,
                 law=law,
                 n=n,
@@ -256,9 +281,18 @@ class Personalized(AbstractAlgorithm):
                 retiring=True,
                 solver=self.solver,
             )
-            # Only the silos still in the run were asked, so no pooled residual can be stated.
+            # Each silo has a law of its own, so no pooled residual can be stated.
             run.record(update=len(accepted), step=0, eps=np.zeros(problem.dim), gradient_norm=None)
-            status = self._status(run, law, average, len(accepted))
+            if self.min_active > 1:
+                counts: FitCounts = yield FitCountQuery(fits=fits)
+                status = self._ended(counts.worst, counts.fitting, len(accepted))
+                if status is not None:
+                    active.append(ActiveSilos(silos=counts.fitting))
+                    break
+            average: FitAverage = yield fits
+            active.append(ActiveSilos(silos=average.fitting, people=average.people))
+            status = self._ended(average.worst, average.fitting, len(accepted))
+            status = status or stagnation(run, law, average, None)
             if status is not None:
                 break
             law = problem.move(law, average.eps)
@@ -271,16 +305,18 @@ class Personalized(AbstractAlgorithm):
             updates=len(accepted),
             trajectory=tuple(run.visits),
             accepted=tuple(accepted),
+            active=tuple(active),
         )
 
-    def _status(self, run: Run[Problem], law: Law, average: FitAverage, updates: int) -> Status | None:
-        if average.worst in FAILED_FITS:
-            return FAILED_FITS[average.worst]
-        if average.fitting == 0:
+    def _ended(self, worst: FitOutcome, fitting: int, updates: int) -> Status | None:
+        """Return why the run ends before another update, or None if it goes on."""
+        if worst in FAILED_FITS:
+            return FAILED_FITS[worst]
+        if fitting == 0:
             return Status.ALL_RETIRED
         if updates == self.max_updates:
             return Status.UNFINISHED
-        return stagnation(run, law, average, None)
+        return Status.FEW_ACTIVE if fitting < self.min_active else None
 
 
 def stagnation(

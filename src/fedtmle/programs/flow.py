@@ -189,6 +189,14 @@ class StudyProgram(AbstractProgram[AnyTable]):
     def privacy(self) -> Privacy | None:
         return self.study.privacy
 
+    @property
+    def fewest_active(self) -> int | None:
+        return self.study.algorithm.fewest_active
+
+    def with_fewest_active(self, fewest: int) -> Self:
+        algorithm = self.study.algorithm.with_fewest_active(fewest)
+        return replace(self, study=replace(self.study, algorithm=algorithm))
+
     def among(self, silos: tuple[str, ...]) -> Self:
         study = self.study
         if study.privacy is not None:  # a rehearsal, in which nothing leaves the silo: no mask is needed

@@ -2,6 +2,15 @@
 
 Fits and their average travel as integers of a public lattice, or as doubles if there is none. Algorithm 3
 tests the pooled EIF equation, so its answers hold exact EIF sums too; Algorithm 5 does not, and sends none.
+
+In Algorithm 5 a silo that has retired goes on answering, with zeros, so that the average over the silos still
+fitting is a quotient of two totals over all silos,
+
+    eps = lambda sum_m w_m z_m / sum_m w_m,   z_m = w_m = 0 at a retired silo,
+
+w_m = N_m or 1, and masks hide who retired. With one or two silos left, such a total would disclose the fit of
+one of them. `FitCountQuery` therefore counts, one round earlier, how many silos still fit; the algorithm does
+not ask for the fits of too few.
 """
 
 from __future__ import annotations
@@ -34,6 +43,7 @@ from fedtmle.protocol.codes import (
 from fedtmle.protocol.masks import Lane
 from fedtmle.protocol.query import (
     AbstractQuery,
+    AbstractTotals,
     Derivatives,
     Evaluation,
     Law,
@@ -62,6 +72,69 @@ class FitOutcome(enum.IntEnum):
     ZERO = 1  # zero is a minimiser, or rounds to zero, or is within the declared noise
     BOUNDARY = 2  # no minimum inside the public ball: never averaged silently
     STALLED = 3  # the solver could not reach its accuracy
+
+
+@dataclass(frozen=True)
+class FitCounts:
+    """How many silos' fits ended in each way; a retired silo's counts as zero."""
+
+    by_outcome: Mapping[FitOutcome, int]
+
+    @classmethod
+    def of(cls, totals: Integers) -> FitCounts:
+        """Return the counts in the order of `FitOutcome`, or raise `DecodeError`."""
+        if min(totals) < 0 or not sum(totals):
+            raise DecodeError("a number of silos is below zero, or there are none")
+        return cls(dict(zip(FitOutcome, totals, strict=True)))
+
+    @property
+    def silos(self) -> int:
+        """All silos that were asked."""
+        return sum(self.by_outcome.values())
+
+    @property
+    def fitting(self) -> int:
+        """The silos whose fit is not zero."""
+        return self.silos - self.by_outcome[FitOutcome.ZERO]
+
+    @property
+    def worst(self) -> FitOutcome:
+        return max((outcome for outcome in FitOutcome if self.by_outcome[outcome]), key=_severity)
+
+
+ENDINGS = (Lane(MOST_SILOS),) * len(FitOutcome)
+
+
+@final
+@dataclass(frozen=True)
+class FitOutcomeCode(AbstractCode[FitOutcome]):
+    """How one fit ended, in two bits."""
+
+    @property
+    def numbers(self) -> int:
+        return 1
+
+    def write(self, value: FitOutcome, out: BitWriter) -> None:
+        out.uint(value, 2)
+
+    def read(self, bits: BitReader) -> FitOutcome:
+        return FitOutcome(bits.uint(2))
+
+
+@final
+@dataclass(frozen=True)
+class FitCountsCode(AbstractCode[FitCounts]):
+    """The number of silos for each way in which a fit ends."""
+
+    @property
+    def numbers(self) -> int:
+        return len(FitOutcome)
+
+    def write(self, value: FitCounts, out: BitWriter) -> None:
+        out.gamma(value.by_outcome[outcome] for outcome in FitOutcome)
+
+    def read(self, bits: BitReader) -> FitCounts:
+        return FitCounts.of(tuple(read_count(bits, MOST_SILOS) for _ in FitOutcome))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,11 +209,15 @@ class FitAnswer:
 
 @dataclass(frozen=True, kw_only=True)
 class FitAverage:
-    """The average over the silos still fitting, the pooled EIF sums if asked for, and how the fits ended."""
+    """The average over the silos still fitting, the pooled EIF sums if asked for, and how the fits ended.
+
+    ``people`` is the number of rows of the silos still fitting, where silos retire and have weights by size.
+    """
 
     eps: Array
     fitting: int  # silos whose fit was averaged
     worst: FitOutcome
+    people: int | None = None
     origin: Sums | None = None
     steps: tuple[int, ...] | None = None
 
@@ -201,9 +278,10 @@ class FitCode(AbstractCode[FitAnswer]):
 @final
 @dataclass(frozen=True, kw_only=True)
 class FitAverageCode(AbstractCode[FitAverage]):
-    """The worst ending, how many fits were averaged, the average, and any pooled EIF sums."""
+    """The worst ending, how many fits were averaged, of how many people, the average, any pooled EIF sums."""
 
     fields: _Fields
+    n: int | None = None  # a bound of the number of people, None if it is not sent
 
     @property
     def numbers(self) -> int:
@@ -212,13 +290,16 @@ class FitAverageCode(AbstractCode[FitAverage]):
     def write(self, value: FitAverage, out: BitWriter) -> None:
         out.uint(value.worst, 2)
         out.gamma((value.fitting,))
+        if value.people is not None:
+            out.gamma((value.people,))
         self.fields.write(value.eps, value.steps, value.origin, out)
 
     def read(self, bits: BitReader) -> FitAverage:
         worst = FitOutcome(bits.uint(2))
         fitting = read_count(bits, MOST_SILOS)
+        people = None if self.n is None else read_count(bits, self.n)
         eps, steps, origin = self.fields.read(bits)
-        return FitAverage(eps=eps, origin=origin, fitting=fitting, worst=worst, steps=steps)
+        return FitAverage(eps=eps, origin=origin, fitting=fitting, worst=worst, people=people, steps=steps)
 
 
 @final
@@ -253,7 +334,13 @@ class FitQuery(AbstractQuery[FitAnswer, FitAverage]):
 
     @property
     def pooled_code(self) -> FitAverageCode:
-        return FitAverageCode(fields=self._fields(None if self.lattice is None else self.lattice.of_averages))
+        fields = self._fields(None if self.lattice is None else self.lattice.of_averages)
+        return FitAverageCode(fields=fields, n=self.n if self._counts_people else None)
+
+    @property
+    def _counts_people(self) -> bool:
+        """Whether the rows of the silos still fitting are counted: the weights are divided by their total."""
+        return self.retiring and self.weights is Weighting.SIZE
 
     def _fields(self, lattice: FitLattice | None) -> _Fields:
         largest = () if self.retiring else (self.n << GRID_BITS,) * self.dim
@@ -263,12 +350,18 @@ class FitQuery(AbstractQuery[FitAnswer, FitAverage]):
         return (Evaluation(self.problem, self.law, np.zeros(self.dim)),)
 
     def residual(self, pooled: FitAverage) -> float | None:
-        if pooled.origin is None:  # silos that retired are not asked, so no pooled residual is known
+        if pooled.origin is None:  # each silo has a law of its own, so there is no pooled residual
             return None
         return norm(mean_gradient(self.problem, self.law, np.zeros(self.dim), pooled.origin, self.n))
 
     def retirement(self, answer: FitAnswer) -> FitQuery | None:
         return self if self.retiring and answer.outcome is FitOutcome.ZERO else None
+
+    def retirement_by(self, addends: Integers) -> FitQuery | None:
+        return self if self.retiring and addends[FitOutcome.ZERO - len(FitOutcome)] else None
+
+    def retired_answer(self) -> FitAnswer | None:
+        return self._rounded(FitOutcome.ZERO, np.zeros(self.dim), None) if self.retiring else None
 
     @property
     def dim(self) -> int:
@@ -287,18 +380,11 @@ class FitQuery(AbstractQuery[FitAnswer, FitAverage]):
         return FitLattice(spacing=spacing, reach=round(Fraction(self.radius) / spacing))
 
     def answer(self, local: Local) -> FitAnswer:
-        submodel = local.submodel(self.problem, self.law)
-        normaliser = local.normaliser(self.problem, self.law)
-        fit = fit_local(
-            submodel,
-            normaliser,
-            dim=self.dim,
-            radius=self.radius,
-            exhaustive=self.exhaustive,
-            solver=self.solver,
-        )
+        fit = local.once(self.problem, self.law, self._settings, lambda: self._fit(local))
         zero = np.zeros(self.dim)
-        origin = None if self.retiring else submodel.sums(zero, Part.GRADIENT)
+        origin = None
+        if not self.retiring:
+            origin = local.submodel(self.problem, self.law).sums(zero, Part.GRADIENT)
         if fit.status is not FitStatus.MINIMUM:
             outcome = FitOutcome.BOUNDARY if fit.status is FitStatus.BOUNDARY else FitOutcome.STALLED
             return self._rounded(outcome, fit.eps, origin)
@@ -306,6 +392,22 @@ class FitQuery(AbstractQuery[FitAnswer, FitAverage]):
         if self._retires_early(local, fit):
             answer = self._rounded(FitOutcome.ZERO, zero, origin)
         return answer if answer.eps.any() else replace(answer, outcome=FitOutcome.ZERO)
+
+    @property
+    def _settings(self) -> tuple[object, ...]:
+        """The settings, beside problem and law, that a fit depends on."""
+        return ("fit", self.radius, self.exhaustive, self.solver)
+
+    def _fit(self, local: Local) -> LocalMinimum:
+        """Return the minimum of the silo's own loss in the public ball."""
+        return fit_local(
+            local.submodel(self.problem, self.law),
+            local.normaliser(self.problem, self.law),
+            dim=self.dim,
+            radius=self.radius,
+            exhaustive=self.exhaustive,
+            solver=self.solver,
+        )
 
     def _retires_early(self, local: Local, fit: LocalMinimum) -> bool:
         """Return whether a rule lets the silo retire although its fit is not zero."""
@@ -327,37 +429,44 @@ class FitQuery(AbstractQuery[FitAnswer, FitAverage]):
 
     @property
     def lanes(self) -> tuple[Lane, ...] | None:
-        """The weighted steps, the EIF sums, and how many silos ended in each way.
+        """The weighted steps, any EIF sums, any people still fitting, and how many silos ended in each way.
 
-        Fits as doubles, given weights and retirement are not pooled by addition.
+        Fits as doubles and given weights are not pooled by addition.
         """
-        if self.lattice is None or self.retiring or not isinstance(self.weights, Weighting):
+        if self.lattice is None or not isinstance(self.weights, Weighting):
             return None
         heaviest = self.n if self.weights is Weighting.SIZE else MOST_SILOS
         steps = (Lane(heaviest * self.lattice.reach),) * self.dim
-        sums = (Lane(self.n << GRID_BITS),) * self.dim
-        return (*steps, *sums, *(Lane(MOST_SILOS),) * len(FitOutcome))
+        sums = () if self.retiring else (Lane(self.n << GRID_BITS),) * self.dim
+        people = (Lane(self.n),) if self._counts_people else ()
+        return (*steps, *sums, *people, *ENDINGS)
 
     def addends(self, answer: FitAnswer, n_rows: int) -> Integers:
-        if answer.steps is None or answer.origin is None:
-            raise AssertionError("a fit that is added has steps and EIF sums")
+        if answer.steps is None:
+            raise AssertionError("a fit that is added has steps")
         weight = n_rows if self.weights is Weighting.SIZE else 1
-        ended = (int(answer.outcome is outcome) for outcome in FitOutcome)
-        return (*(weight * z for z in answer.steps), *answer.origin.units, *ended)
+        sums = () if answer.origin is None else answer.origin.units
+        people = (n_rows * (answer.outcome is not FitOutcome.ZERO),) if self._counts_people else ()
+        return (*(weight * z for z in answer.steps), *sums, *people, *_ended(answer.outcome))
 
     def pool_totals(self, totals: Integers) -> FitAverage:
         if self.lattice is None:
             raise AssertionError("fits that are added have a lattice")
-        d = self.dim
-        counts = dict(zip(FitOutcome, totals[2 * d :], strict=True))
-        mass = self.n if self.weights is Weighting.SIZE else sum(counts.values())
-        steps = tuple(round(Fraction(AVERAGE_STEPS * total, mass)) for total in totals[:d])
+        d, first = self.dim, len(totals) - len(FitOutcome)
+        counts = FitCounts.of(totals[first:])
+        people = totals[first - 1] if self._counts_people else None
+        fitting = counts.fitting if self.retiring else counts.silos
+        mass = fitting if self.weights is Weighting.UNIFORM else self.n if people is None else people
+        if self.retiring and (mass > 0) != (fitting > 0):
+            raise DecodeError("the people of the silos that still fit do not agree with their number")
+        steps = tuple(round(Fraction(AVERAGE_STEPS * total, mass or 1)) for total in totals[:d])
         return FitAverage(
             eps=self.lattice.of_averages.eps(steps),
             steps=steps,
-            origin=Sums(totals[d : 2 * d], self.shifts),
-            fitting=sum(counts.values()),
-            worst=max((outcome for outcome in FitOutcome if counts[outcome]), key=_severity),
+            origin=None if self.retiring else Sums(totals[d : 2 * d], self.shifts),
+            fitting=fitting,
+            people=people,
+            worst=counts.worst,
         )
 
     def pool(self, answers: Mapping[str, FitAnswer], sizes: Mapping[str, int]) -> FitAverage:
@@ -381,6 +490,7 @@ class FitQuery(AbstractQuery[FitAnswer, FitAverage]):
             steps=steps,
             origin=reduce(add, origins) if origins else None,
             fitting=len(fitting),
+            people=sum(sizes[silo] for silo in fitting) if self._counts_people else None,
             worst=max((answer.outcome for answer in answers.values()), key=_severity),
         )
 
@@ -441,6 +551,64 @@ class FitQuery(AbstractQuery[FitAnswer, FitAverage]):
             beta = float(np.linalg.norm(rows, 2)) + public
             rounded = beta * self.dim * self.rule.lattice**2 / 8
         return max(rounded, self.rule.gap or 0.0)
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class FitCountQuery(AbstractTotals[FitOutcome, FitCounts]):
+    """How many silos' fits ended in each way, before any fit is sent: those of too few are not asked for."""
+
+    fits: FitQuery  # the query that may follow
+
+    @property
+    def phase(self) -> Phase:
+        return Phase.TARGETING
+
+    @property
+    def explanation(self) -> str:
+        return "whether the silo's own rows still move the fluctuation"
+
+    @property
+    def answer_code(self) -> FitOutcomeCode:
+        return FitOutcomeCode()
+
+    @property
+    def pooled_code(self) -> FitCountsCode:
+        return FitCountsCode()
+
+    def answer(self, local: Local) -> FitOutcome:
+        return self.fits.answer(local).outcome
+
+    def evaluations(self) -> tuple[Evaluation, ...]:
+        return self.fits.evaluations()  # that a fit is zero says as much as any other fit
+
+    def row_means(self, answer: FitOutcome, local: Local) -> RowMeans | None:
+        zero = self.fits.retired_answer()
+        return None if zero is None or answer is not FitOutcome.ZERO else self.fits.row_means(zero, local)
+
+    @property
+    def lanes(self) -> tuple[Lane, ...]:
+        return ENDINGS
+
+    def addends(self, answer: FitOutcome, n_rows: int) -> Integers:
+        return _ended(answer)
+
+    def pool_totals(self, totals: Integers) -> FitCounts:
+        return FitCounts.of(totals)
+
+    def retirement(self, answer: FitOutcome) -> FitQuery | None:
+        return self.fits if answer is FitOutcome.ZERO else None
+
+    def retirement_by(self, addends: Integers) -> FitQuery | None:
+        return self.fits.retirement_by(addends)
+
+    def retired_answer(self) -> FitOutcome:
+        return FitOutcome.ZERO
+
+
+def _ended(outcome: FitOutcome) -> Integers:
+    """Return one silo's counts of the ways in which fits end."""
+    return tuple(int(outcome is each) for each in FitOutcome)
 
 
 def _severity(outcome: FitOutcome) -> int:

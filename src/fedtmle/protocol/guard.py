@@ -102,6 +102,19 @@ class _Examined(NamedTuple):
         return self.look.distance(map(sub, here, there)) <= self.radius
 
 
+def too_few_silos(plan: Plan, policy: Policy) -> str:
+    """Return the key of the policy that asks for more silos than the plan has together, "" if none does."""
+    if len(plan.roster) < policy.min_silos:
+        return "min_silos"
+    if not plan.is_masked:
+        return ""
+    if plan.fewest_together < policy.colluders + 2:
+        return "colluders"
+    # How many silos have not retired is counted by what they say themselves.
+    may_retire = plan.program.fewest_active is not None
+    return "trust_looks" if may_retire and policy.colluders and not policy.trust_looks else ""
+
+
 class Guard:
     """Checks the queries and answers of one session against the policy, and keeps the totals so far."""
 
@@ -143,10 +156,9 @@ class Guard:
         ``smallest_part`` is the fewest rows in a fold of the study: sums over all folds but one, for each
         one, disclose the sum over that fold.
         """
-        if len(plan.roster) < self.policy.min_silos:
-            raise RefusalError(Reason.TOO_FEW_SILOS, "min_silos")
-        if plan.is_masked and plan.fewest_together < self.policy.colluders + 2:
-            raise RefusalError(Reason.TOO_FEW_SILOS, "colluders")
+        key = too_few_silos(plan, self.policy)
+        if key:
+            raise RefusalError(Reason.TOO_FEW_SILOS, key)
         self._check_privacy(plan.program.privacy)
         if not all(map(self.policy.allows, plan.brought)):
             raise RefusalError(Reason.OTHER_TARGET, TARGETS)

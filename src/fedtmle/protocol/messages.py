@@ -214,7 +214,6 @@ class State(enum.StrEnum):
     NEW = "new"
     OPENED = "opened"
     ANSWERING = "answering"
-    RETIRED = "retired"
     CLOSED = "closed"
     COMPARED = "compared"
     REFUSED = "refused"
@@ -224,7 +223,6 @@ class Event(enum.StrEnum):
     """How an admitted request ended."""
 
     REPLIED = "replied"
-    RETIRED = "retired"  # the reply was the silo's last: its own targeting is complete
     REFUSED = "refused"  # by policy, or because the reply could not be computed
 
 
@@ -238,11 +236,7 @@ class Transition:
     leads_to: Mapping[Event, State]
 
 
-_ANSWERED = {
-    Event.REPLIED: State.ANSWERING,
-    Event.RETIRED: State.RETIRED,
-    Event.REFUSED: State.REFUSED,
-}
+_ANSWERED = {Event.REPLIED: State.ANSWERING, Event.REFUSED: State.REFUSED}
 
 TABLE = (
     Transition(

@@ -33,6 +33,9 @@ class Status(enum.Enum):
     STALLED_FIT = "a silo's local solver could not reach its accuracy"
     ALL_RETIRED = "every silo completed its own targeting and retired"
     UNFINISHED = "the budget was used up while some silos had not completed their own targeting"
+    FEW_ACTIVE = (
+        "too few silos were left to average their fits: they stopped before their own targeting was complete"
+    )
 
     @property
     def is_converged(self) -> bool:
@@ -132,9 +135,20 @@ class Targeted:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ActiveSilos:
+    """The active set of one update: how many silos, and how many people they have where weights count them.
+
+    ``people`` is None with uniform weights, and where no fit was asked for.
+    """
+
+    silos: int
+    people: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Personalised:
     """Each silo has its own law and estimate, which no other party knows; ``law`` is that of the silos
-    that did not retire."""
+    that did not retire. ``active`` has the active set of each update."""
 
     problem: Problem
     law: Law
@@ -143,6 +157,7 @@ class Personalised:
     updates: int
     trajectory: tuple[Visit, ...]
     accepted: tuple[tuple[float, ...], ...]
+    active: tuple[ActiveSilos, ...] = ()
     details: object = None
     populations: SiteTest | None = None
 

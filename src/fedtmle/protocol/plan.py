@@ -98,6 +98,15 @@ class AbstractProgram(ABC, Generic[Rows]):
         return self
 
     @property
+    def fewest_active(self) -> int | None:
+        """The fewest silos whose fits are averaged, if silos may retire; None if none may."""
+        return None
+
+    def with_fewest_active(self, fewest: int) -> Self:
+        """Return the program that averages the fits of no fewer silos than this, if silos may retire."""
+        return self
+
+    @property
     def privacy(self) -> Privacy | None:
         """The budget of differential privacy that the answers take; None if their sums have no noise."""
         return None
@@ -135,6 +144,11 @@ class Plan:
             )
         if len({member.mask_key for member in self.roster}) < len(self.roster) and any(masked):
             raise InputError("keys: two silos have the same key for masks")
+        if any(masked) and self.program.fewest_active is not None and len(self.roster) > MOST_RELAYED:
+            raise InputError(
+                f"aggregation: if silos may retire, each adds up the masked answers of all itself, which at "
+                f"most {MOST_RELAYED} silos can, not {len(self.roster)}; ask for aggregation = 'open'"
+            )
 
     @cached_property
     def silos(self) -> tuple[str, ...]:
@@ -154,7 +168,24 @@ class Plan:
     @property
     def fewest_together(self) -> int:
         """The fewest silos whose total anybody learns under masks."""
-        return min(map(len, self.look_groups.groups), default=len(self.roster))
+        together = min(map(len, self.look_groups.groups), default=len(self.roster))
+        active = self.fewest_active
+        return together if active is None else min(together, active)
+
+    @property
+    def fewest_active(self) -> int | None:
+        """The fewest silos whose fits are averaged, if silos may retire; None if none may.
+
+        Under masks they are at least two more than may collude, so that what is left after the colluders
+        subtract theirs is a total of two silos or more.
+        """
+        stated = self.program.fewest_active
+        return stated if stated is None or not self.is_masked else max(stated, self.colluders + 2)
+
+    def flow(self, n: int) -> Flow[Outcome]:
+        """Return the generator of queries that the parties follow, over n pooled rows."""
+        fewest = self.fewest_active
+        return (self.program if fewest is None else self.program.with_fewest_active(fewest)).flow(n)
 
     def first_row(self, silo: str, stated: int) -> int:
         """Return where the rows of a silo start in the pooled order.
@@ -172,7 +203,8 @@ class Plan:
 
     def alone(self, silo: str) -> Plan:
         """Return the plan of a rehearsal: ``silo`` is the only party, and signs nothing."""
-        return replace(self, program=self.program.alone(silo), roster=roster([silo]))
+        program = self.program.alone(silo).with_fewest_active(1)
+        return replace(self, program=program, roster=roster([silo]))
 
     def may_lack(self, absent: Sequence[str]) -> bool:
         """Return whether a run may go on without these silos; they are in the roster's order."""
@@ -226,7 +258,7 @@ class _Path:
         groups = plan.look_groups
         self.plan, self.n = plan, n
         self.looks = Looks(n, groups) if groups.groups else None
-        flow = plan.program.flow(n)
+        flow = plan.flow(n)
         self._flow = flow if self.looks is None else self.looks.before(flow)
         self.query: Query | None = next(self._flow)
         self.outcome: Outcome | None = None

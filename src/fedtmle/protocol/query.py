@@ -16,7 +16,7 @@ from __future__ import annotations
 import enum
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -79,6 +79,10 @@ class Local(Protocol):
 
     def estimate(self, problem: Problem, law: Law) -> Estimate:
         """Return Psi and its covariance from this silo's rows alone; they stay in the silo."""
+        ...
+
+    def once(self, model: Model, law: Law, what: Hashable, compute: Callable[[], Result]) -> Result:
+        """Return what ``compute`` returns; it is called once for ``what`` at this law."""
         ...
 
     def evaluate(self, rule: Callable[[Any], Result]) -> Result:
@@ -211,7 +215,7 @@ class RowMeans:
 
 
 class Retirement(Protocol):
-    """How a silo leaves a personalised run: at which update, with which law."""
+    """How a silo retires in a personalised run: at which update, with which law."""
 
     @property
     def update(self) -> int: ...
@@ -428,8 +432,18 @@ class AbstractQuery(ABC, Generic[Answer, Pooled]):
         """The residual at which the run ends, once it is settled."""
         return None
 
+    # For silos that retire.
+
     def retirement(self, answer: Answer) -> Retirement | None:
-        """Return how a silo that gave this answer leaves the run, or None if it stays."""
+        """Return how a silo that gave this answer retires, or None if it does not."""
+        return None
+
+    def retirement_by(self, addends: Integers) -> Retirement | None:
+        """Return the same from what the silo added to the totals, which it can read in its own records."""
+        return None
+
+    def retired_answer(self) -> Answer | None:
+        """Return the answer of every silo that has retired; None if it answers like the others."""
         return None
 
 

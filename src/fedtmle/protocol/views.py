@@ -150,3 +150,9 @@ class ViewedQuery(AbstractQuery[object, object]):
 
     def retirement(self, answer: object) -> Retirement | None:
         return self.query.retirement(answer)
+
+    def retirement_by(self, addends: Integers) -> Retirement | None:
+        return self.query.retirement_by(addends)
+
+    def retired_answer(self) -> object | None:
+        return self.query.retired_answer()

@@ -166,13 +166,23 @@ def _means(document: Document, digits: int) -> str:
 
 def _personalized(document: Document) -> str:
     silos = document.get("personalized", {})
+    html = text("p", "Each silo keeps its own estimate; there is no pooled one.")
     rows = [
-        [name, f"{silo['n_rows']:,}", "unfinished" if silo["retired_at"] is None else str(silo["retired_at"])]
+        [str(update), str(each["silos"]), "-" if each["people"] is None else f"{each['people']:,}"]
+        for update, each in enumerate(document.get("active", []))
+    ]
+    if rows:
+        html += scrolling(table(["update", "silos still fitting", "their records"], rows), "Active silos")
+    rows = [
+        [
+            name,
+            "-" if silo["n_rows"] is None else f"{silo['n_rows']:,}",
+            "unfinished" if silo["retired_at"] is None else str(silo["retired_at"]),
+        ]
         for name, silo in silos.items()
     ]
-    html = text("p", "Each silo keeps its own estimate; there is no pooled one.")
     if rows:
-        html += scrolling(table(["silo", "records", "left at update"], rows), "Silos")
+        html += scrolling(table(["silo", "records", "retired at update"], rows), "Silos")
     released = [(name, row) for name, silo in silos.items() for row in silo["estimates"]]
     if released:
         head = ["released by silos", "estimand", "estimate", "std. error", _interval_title(document)]

@@ -20,7 +20,7 @@ TARGETING = {
     "Adaptive": "the silo's mean gradient and its own fit of the fluctuation, rounded to a public grid",
     "Gradient": "exact sums over the silo's records of the gradient; for Newton steps, of the curvature too",
     "LocalAverage": "the silo's own fit of the fluctuation, and exact sums of the influence function",
-    "Personalized": "the silo's own fit of the fluctuation, and when it left",
+    "Personalized": "the silo's own fit of the fluctuation, zero once it has retired",
     "Central": "nothing beyond the records themselves, which are in one place",
 }
 MODELS = (

@@ -98,14 +98,7 @@ def document(plan: Plan, finished: Finished, result: Result, release: Sequence[s
         },
         "heterogeneity": heterogeneity(per_silo, study.confidence),
         "site_tests": [_site_test(test) for test in _tested(details, result)],
-        "personalized": {
-            name: {
-                "retired_at": update,
-                "n_rows": finished.sizes[name],
-                "estimates": _personal(study, details, result.silos.get(name)) if name in release else [],
-            }
-            for name, update in result.retired_at.items()
-        },
+        "personalized": _personalized(study, details, finished, result, release),
         "absent": dict(finished.absent),
         **({"lowered": _lowered_document(finished)} if finished.lowered else {}),
         "participants": {
@@ -158,6 +151,26 @@ def document(plan: Plan, finished: Finished, result: Result, release: Sequence[s
             *_lowered_limits(finished),
         ],
         **result.to_dict(),
+    }
+
+
+def _personalized(
+    study: Study, details: Details, finished: Finished, result: Result, release: Sequence[str]
+) -> Document:
+    """Return when each silo of a personalised run retired, with the estimates of the silos that release them.
+
+    Under masks nobody knows when a silo retired, so that only those that release their estimate are shown.
+    """
+    shown: dict[str, int | None] = dict(result.retired_at)
+    if not shown:
+        shown = {name: local.retired_at for name, local in result.silos.items() if name in release}
+    return {
+        name: {
+            "retired_at": update,
+            "n_rows": finished.sizes[name],
+            "estimates": _personal(study, details, result.silos.get(name)) if name in release else [],
+        }
+        for name, update in shown.items()
     }
 
 
@@ -371,10 +384,13 @@ def _loose_bounds(study: Study, result: Result) -> list[str]:
 def _unfinished_silos(study: Study, result: Result) -> list[str]:
     """Warn about silos of a personalised run that did not leave, and say what would let them."""
     algorithm = study.algorithm
-    open_ended = result.status in (Status.UNFINISHED, Status.CANCELLATION)
+    open_ended = result.status in (Status.UNFINISHED, Status.CANCELLATION, Status.FEW_ACTIVE)
     if not (isinstance(algorithm, Personalized) and open_ended):
         return []
     still = ", ".join(name for name, update in result.retired_at.items() if update is None)
+    still = (
+        still or f"{result.active[-1].silos} of {len(result.sizes)} silos"
+    )  # under masks, nobody knows who
     rules = {"noise": algorithm.noise, "gap": algorithm.gap, "lattice": algorithm.lattice}
     now = ", ".join(f"{key} = {value:g}" for key, value in rules.items() if value is not None)
     return [

@@ -17,13 +17,14 @@ from fedtmle.algorithms.adaptive import Adaptive
 from fedtmle.algorithms.base import AbstractAlgorithm
 from fedtmle.algorithms.coded import Coded
 from fedtmle.algorithms.local import Personalized
-from fedtmle.protocol.fits import Weighting
+from fedtmle.protocol.fits import FitAverage, Weighting
 from fedtmle.protocol.lattice import Lattice, floating
 from fedtmle.protocol.outcome import Certificate, Described, Personalised, Status, Targeted
 from fedtmle.protocol.plan import Plan
 from fedtmle.protocol.query import Phase, Problem
 from fedtmle.runtime.replay import heard_rounds
 from fedtmle.runtime.result import BoundCheck, RunCertificate
+from fedtmle.runtime.rows import LocalRows
 from fedtmle.runtime.session import Finished
 from fedtmle.runtime.transcript import Transcript
 from fedtmle.theory import communication, personalized, statistical
@@ -249,11 +250,7 @@ def personal_rounds(
 ) -> tuple[FitRound, ...]:
     """Return every round that made an update, followed on the rows."""
     sizes = {silo: problem.count(table) for silo, table in rows.items()}
-    uploads = [
-        Uploaded(fits={silo: answer.eps for silo, answer in heard.answers.items()}, update=heard.pooled.eps)
-        for heard in heard_rounds(plan, transcript, sizes)
-        if heard.query.phase is Phase.TARGETING
-    ]
+    uploads = list(_uploads(plan, transcript, rows, sizes))
     n, M = sum(sizes.values()), len(sizes)
     by_size = algorithm.weights == Weighting.SIZE
     return follow_fits(
@@ -267,6 +264,23 @@ def personal_rounds(
         radius=algorithm.radius,
         exhaustive=algorithm.exhaustive,
     )
+
+
+def _uploads(
+    plan: Plan, transcript: Transcript, rows: Mapping[str, object], sizes: Mapping[str, int]
+) -> Iterator[Uploaded]:
+    """Yield each round of fits, of the silos that had not retired before it.
+
+    Under masks no fit can be read, and each is computed again from the rows.
+    """
+    local = {silo: LocalRows(silo, table, sizes[silo]) for silo, table in rows.items()}
+    fitting = dict.fromkeys(rows)
+    for heard in heard_rounds(plan, transcript, sizes):
+        if isinstance(heard.pooled, FitAverage):
+            sent = heard.answers or {silo: heard.query.answer(local[silo]) for silo in fitting}
+            fits = {silo: sent[silo].eps for silo in fitting}
+            yield Uploaded(fits=fits, update=heard.pooled.eps)
+            fitting = {silo: None for silo, fit in fits.items() if fit.any()}
 
 
 # Realised quantities beside their bounds: of a coded run, then of a personalised one.

@@ -57,6 +57,12 @@ class MaskedLink:
         bits = form.write(answer, n_rows, self._masked)
         return Answered(self._position.round, Payload(bits.length, bits.data), self._signed(bits))
 
+    def addends(self, form: MaskedForm, sent: Bits) -> Integers:
+        """Return what this silo added to the totals in the round that it has reached, from what it sent."""
+        zeros = (0,) * len(form.packing.lanes)
+        mask = self._masked(form.packing, zeros, form.groups)
+        return form.packing.totals([form.read(sent)[0], form.packing.negative(mask)])
+
     def _masked(self, packing: Packing, values: Integers, groups: Groups = ()) -> Masked:
         """Return the integers under masks; they cancel in the total over this silo's group."""
         position, plan = self._position, self._plan

@@ -48,7 +48,6 @@ class Position:
     heard: hashlib._Hash = field(default_factory=hashlib.sha256)  # digest of all broadcasts
     bits: int = 0  # bits of all answers
     last: tuple[bytes, bytes] | None = None  # the last admitted request and its reply
-    every_silo_closes: bool = True  # whether every silo of the roster stays to the end of the run
     strays: int = 0  # requests that were refused without a change of state
 
     @property

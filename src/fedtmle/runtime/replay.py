@@ -171,7 +171,7 @@ def _follow(
     rows there are none: nobody else can read them.
     """
     follower: Follower | None = None
-    uplink, n, answered = Uplink(), 0, []
+    n, answered, answers = 0, [], _Answers(plan, local, policy, masks)
     for request, reply in _exchanges(transcript, silo):
         masks.hear(request)
         if isinstance(request, Begin):
@@ -187,20 +187,44 @@ def _follow(
         if isinstance(reply, Answered):
             if follower is None:
                 raise DecodeError("transcript: an answer comes before its question")
-            if plan.is_masked:
-                if local is not None:
-                    again = _released(follower.query, local, policy)
-                    masks.compare(follower, again, local, reply)
-                    answered.append(AnsweredQuery(query=follower.query, answer=again))
-                continue
-            query, bits, before = follower.query, reply.payload.bits(), replace(uplink)
-            answer = uplink.decode(query.answer_code, bits)  # first: another study's cannot be decoded
-            if local is not None:
-                again = _released(query, local, policy, declined(query, answer))
-                if before.encode(query.answer_code, again) != bits:
-                    raise InputError(_OTHER_ROWS.format(local.name))
-            answered.append(AnsweredQuery(query=query, answer=answer))
+            answered += answers.read(follower, reply)
     return tuple(answered), n
+
+
+class _Answers:
+    """Reads the answers of one silo in their order, and compares them with its rows."""
+
+    def __init__(self, plan: Plan, local: LocalRows | None, policy: Policy, masks: _Masks) -> None:
+        self._is_masked = plan.is_masked
+        self._local, self._policy, self._masks = local, policy, masks
+        self._uplink, self._has_retired = Uplink(), False
+
+    def read(self, follower: Follower, reply: Answered) -> list[AnsweredQuery]:
+        """Return the answer of a round; none if nobody can read it.
+
+        There is none of a silo that has retired either: it is the same for all rows, and discloses nothing.
+        """
+        query = follower.query
+        retired = query.retired_answer() if self._has_retired else None
+        if not self._is_masked:
+            answer = self._open(query, retired, reply)
+        elif self._local is None:
+            return []
+        else:
+            answer = _released(query, self._local, self._policy) if retired is None else retired
+            self._masks.compare(follower, answer, self._local, reply)
+        self._has_retired = self._has_retired or query.retirement(answer) is not None
+        return [AnsweredQuery(query=query, answer=answer)] if retired is None else []
+
+    def _open(self, query: Query, retired: object | None, reply: Answered) -> object:
+        bits, before = reply.payload.bits(), replace(self._uplink)
+        answer = self._uplink.decode(query.answer_code, bits)  # first: another study's cannot be decoded
+        if self._local is not None:
+            rest = declined(query, answer)
+            again = _released(query, self._local, self._policy, rest) if retired is None else retired
+            if before.encode(query.answer_code, again) != bits:
+                raise InputError(_OTHER_ROWS.format(self._local.name))
+        return answer
 
 
 def _released(query: Query, local: Local, policy: Policy, declined: frozenset[int] = frozenset()) -> object:

@@ -11,7 +11,7 @@ import numpy as np
 
 from fedtmle.errors import InputError
 from fedtmle.model.types import Array
-from fedtmle.protocol.outcome import SiteTest, Smoothness, Status, Visit
+from fedtmle.protocol.outcome import ActiveSilos, SiteTest, Smoothness, Status, Visit
 from fedtmle.protocol.query import Phase
 from fedtmle.runtime.documents import Document
 from fedtmle.runtime.markup import element, table, text
@@ -161,9 +161,11 @@ class Result:
     transcript
         Every message.
     retired_at
-        The update at which each silo left.
+        The update at which each silo retired; empty under masks, where nobody knows who did.
     silos
         Each silo's own outcome.
+    active
+        For each update of `Personalized`, how many silos still fitted.
     populations
         Whether the silos look like draws from one population, if that was asked.
 
@@ -188,8 +190,9 @@ class Result:
     certificate: RunCertificate | None
     account: Account
     transcript: Transcript
-    retired_at: Mapping[str, int | None]  # tau_m in a personalised run, None if the silo never left
+    retired_at: Mapping[str, int | None]  # tau_m in an open personalised run, None if the silo never left
     silos: Mapping[str, LocalOutcome]  # each silo's own estimate in a personalised run in this process
+    active: tuple[ActiveSilos, ...] = ()  # A_k of each update of a personalised run
     populations: SiteTest | None = None  # whether the silos come from one population, if it was asked
 
     @property
@@ -281,6 +284,7 @@ class Result:
             "certificate": None if self.certificate is None else _plain(asdict(self.certificate)),
             "trajectory": _plain(asdict(self.trajectory)),
             "retired_at": dict(self.retired_at),
+            **({"active": [asdict(each) for each in self.active]} if self.active else {}),
         }
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from fedtmle.model.problem import AbstractProblem, Estimate
 from fedtmle.model.submodel import AbstractNormaliser, AbstractSubmodel
 from fedtmle.model.table import SILO, StreamedTable, Table, placed
 from fedtmle.model.types import Array, IntArray
-from fedtmle.protocol.query import Model, Problem, View
+from fedtmle.protocol.query import Local, Model, Problem, Retirement, View
 
 MOST_VIEWS = 32  # views kept at a time: more than the data sets that a study imputes
 Result = TypeVar("Result")
@@ -48,6 +48,19 @@ class LocalOutcome:
     gap_bound: float | None
 
 
+def local_outcome(
+    local: Local, problem: Problem, law: object, retirement: Retirement | None = None
+) -> LocalOutcome:
+    """Return the silo's own outcome, which it keeps for itself, of a targeting that ended at ``law``."""
+    return LocalOutcome(
+        law=law,
+        retired_at=None if retirement is None else retirement.update,
+        estimate=local.estimate(problem, law),
+        n_rows=local.n_rows,
+        gap_bound=None if retirement is None else retirement.gap_bound(local),
+    )
+
+
 @dataclass
 class _PerLaw:
     """Work that a silo does once per model and law, and once per batch; guard and answer share it."""
@@ -57,6 +70,7 @@ class _PerLaw:
     submodel: AbstractSubmodel
     normaliser: AbstractNormaliser
     of_batch: tuple[IntArray, AbstractSubmodel] | None = None
+    computed: dict[Hashable, object] = field(default_factory=dict)
 
 
 class LocalRows:
@@ -99,17 +113,11 @@ class LocalRows:
     def estimate(self, problem: Problem, law: object) -> Estimate:
         return problem.finish(law, self.moments(problem, law), self.n_rows)
 
-    def outcome(
-        self, problem: Problem, law: object, *, retired_at: int | None, gap_bound: float | None
-    ) -> LocalOutcome:
-        """Return the silo's own outcome, which it keeps for itself, of a targeting that ended at ``law``."""
-        return LocalOutcome(
-            law=law,
-            retired_at=retired_at,
-            estimate=self.estimate(problem, law),
-            n_rows=self.n_rows,
-            gap_bound=gap_bound,
-        )
+    def once(self, model: Model, law: object, what: Hashable, compute: Callable[[], Result]) -> Result:
+        computed = self._at(model, law).computed
+        if what not in computed:
+            computed[what] = compute()
+        return cast(Result, computed[what])
 
     def evaluate(self, rule: Callable[[Any], Result]) -> Result:
         self._cached = []  # the last models' arrays are not needed any more

@@ -51,7 +51,7 @@ Shares = Mapping[Phase, int]  # the bits of one payload by phase
 
 @dataclass(frozen=True, kw_only=True)
 class RoundBits:
-    """Payload bits of one round by silo: its answer up, the broadcast down if it is still in the run.
+    """Payload bits of one round by silo: its answer up, the broadcast down.
 
     A round that several queries share counts for the phase of the first; their bits are those of their own.
     """
@@ -99,7 +99,7 @@ class Account:
         """Return plain data: rounds by phase, bits by silo and phase, bytes by silo, bits by round.
 
         "by_round" has the phases as (phase, number of rounds) in their order, the bits that each silo sent in
-        rounds 1, 2, ... until it left, and the length of each round's broadcast.
+        rounds 1, 2, ..., and the length of each round's broadcast.
         """
 
         def by_silo(book: Counter[tuple[Phase, str]]) -> dict[str, dict[str, int]]:
@@ -137,7 +137,7 @@ class RoundReport:
     bits: int  # payload bits so far, all links
     up: Mapping[str, int] = field(default_factory=dict)  # payload bits of this round, by silo
     down: Mapping[str, int] = field(default_factory=dict)
-    retired: tuple[str, ...] = ()  # the silos that left in this round
+    retired: tuple[str, ...] = ()  # the silos that retired in this round, if sums are open
     gradient_norm: float | None = None  # norm for the pooled loss at the round's point, if disclosed
     tolerance: float | None = None  # once it is settled
     absent: Mapping[str, str] = field(default_factory=dict)  # the silos that the run goes on without, and why
@@ -157,7 +157,7 @@ class Finished:
     sizes: Mapping[str, int | None]  # rows of each silo that took part; None under masks
     absent: Mapping[str, str]  # the silos of the roster that did not, with the reason
     lowered: Mapping[str, Sequence[LoweredLimit]]  # the limits that owners made laxer, by silo
-    retired_at: Mapping[str, int | None]  # the update at which each silo left a personalised run
+    retired_at: Mapping[str, int | None]  # when each silo retired in an open personalised run
     closing: Sums | None  # pooled sums of the closing query
 
 
@@ -258,12 +258,13 @@ class Session:
             if self._plan.is_masked:
                 check_maskable(follower.masked_form)
             payloads = self._collect(number, requests)
+            before = set(self._retired)
             broadcast = self._pool(follower, payloads, sizes)
             pooled = follower.hear(broadcast)
             closing = _closing(query, pooled) or closing
             if any(member.phase in TARGETED for member in query.members):
                 self._targeted.append((query, pooled))
-            self._book(query, number, pooled, broadcast, list(payloads))
+            self._book(query, number, pooled, broadcast, [s for s in self._retired if s not in before])
             if follower.outcome is not None:
                 self._close(number + 1, broadcast)
                 return Finished(
@@ -365,17 +366,18 @@ class Session:
     def _retire(self, query: Query, answers: Mapping[str, object]) -> None:
         for silo, answer in answers.items():
             retirement = query.retirement(answer)
-            if retirement is not None:
+            if retirement is not None and silo not in self._retired:
                 self._retired[silo] = retirement.update
-                self._active.remove(silo)
 
     def _retirements(self, outcome: Outcome) -> dict[str, int | None]:
-        """Return tau_m of each silo of a personalised run, as each knows its own."""
-        if not isinstance(outcome, Personalised):
+        """Return tau_m of each silo of an open personalised run; under masks nobody but the silo knows."""
+        if not isinstance(outcome, Personalised) or self._plan.is_masked:
             return {}
         return {silo: self._retired.get(silo) for silo in self._uplinks}
 
-    def _book(self, query: Query, number: int, pooled: object, broadcast: Bits, asked: Sequence[str]) -> None:
+    def _book(
+        self, query: Query, number: int, pooled: object, broadcast: Bits, retired: Sequence[str]
+    ) -> None:
         down = dict.fromkeys(self._active, broadcast.length)
         codes = [member.pooled_code for member in query.members]
         self._account.book(
@@ -397,7 +399,7 @@ class Session:
                     bits=self._account.bits(*Phase),
                     up=self._sent,
                     down=down,
-                    retired=tuple(silo for silo in asked if silo not in down),
+                    retired=tuple(retired),
                     gradient_norm=query.residual(pooled),
                     tolerance=self._tolerance,
                     absent=self._absent,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Callable
+from contextlib import suppress
 
 import msgspec
 
@@ -38,12 +39,12 @@ from fedtmle.protocol.messages import (
 )
 from fedtmle.protocol.outcome import Personalised
 from fedtmle.protocol.plan import Follower, Plan
-from fedtmle.protocol.query import Query
+from fedtmle.protocol.query import Local, Query, Retirement
 from fedtmle.runtime.keeper import Keeper
 from fedtmle.runtime.masked_link import MaskedLink, count_rows
 from fedtmle.runtime.noise import with_noise
 from fedtmle.runtime.records import Position, Records
-from fedtmle.runtime.rows import LocalOutcome, LocalRows, fingerprint
+from fedtmle.runtime.rows import LocalOutcome, LocalRows, fingerprint, local_outcome
 from fedtmle.runtime.signing import SigningKey, closing_statement, is_signed
 
 
@@ -102,6 +103,7 @@ class Silo:
         self._source, self._index = rows, index
         self._keeper = keeper or Keeper()
         self._rows = self._read(plan)
+        self._fitted: Local = self._rows  # the rows as the fits of a personalised run see them
         policy, limit = self._keeper.policy, self._keeper.limit
         self._guard = Guard(
             policy,
@@ -353,18 +355,20 @@ class Silo:
         position, guard = self._position, self._guard
         position.query = query
         guard.admit(query, self._rows)
+        retirement: Retirement | None = None
         if recorded is None:
-            guard.examine(query, self._rows, self._follower.looks)
-            answer = query.answer(self._rows)
-            if query.noise is not None:
-                answer = with_noise(query, answer)
-            answer = guard.release(query, answer, self.n_rows)
+            answer = self._released(query)
             reply = self._written(query, answer)
+            retirement = query.retirement(answer)
         elif isinstance(recorded, Answered):
             reply = recorded
             answer = None
             if self._link is None:
                 answer = position.uplink.decode(query.answer_code, recorded.payload.bits())
+                retirement = query.retirement(answer)
+            elif query.retired_answer() is not None:
+                sent = recorded.payload.bits()
+                retirement = query.retirement_by(self._link.addends(self._follower.masked_form, sent))
         else:
             raise DecodeError("another kind of reply is recorded")
         position.bits += reply.payload.length
@@ -372,16 +376,30 @@ class Silo:
         guard.charge(query, reply.payload.length, len(without))
         if self._keeper.witness is not None:
             self._keeper.witness(query, reply)
-        retirement = None if self._link is not None else query.retirement(answer)
-        if retirement is None:
-            return reply, Event.REPLIED
-        self.local = self._rows.outcome(
-            retirement.problem,
-            retirement.law,
-            retired_at=retirement.update,
-            gap_bound=retirement.gap_bound(self._rows),
-        )
-        return reply, Event.RETIRED
+        if query.retired_answer() is not None:
+            self._fitted = query.rows_of(self._rows)
+        if retirement is not None and self.local is None:
+            self.local = local_outcome(self._fitted, retirement.problem, retirement.law, retirement)
+        return reply, Event.REPLIED
+
+    def _released(self, query: Query) -> object:
+        """Return the answer as it may leave the silo; that of a retired silo does not depend on its rows."""
+        retired = None if self.local is None else query.retired_answer()
+        if retired is None:
+            return self._examined(query)
+        if self._link is not None:
+            # The same work as before, so that the time until the reply does not disclose who retired.
+            with suppress(Exception):
+                self._examined(query)
+        return retired
+
+    def _examined(self, query: Query) -> object:
+        """Return the answer from the rows, after the guard has examined them and it."""
+        self._guard.examine(query, self._rows, self._follower.looks)
+        answer = query.answer(self._rows)
+        if query.noise is not None:
+            answer = with_noise(query, answer)
+        return self._guard.release(query, answer, self.n_rows)
 
     def _written(self, query: Query, answer: object) -> Answered:
         """Return an answer as it is sent: under masks, or coded as differences."""
@@ -395,9 +413,8 @@ class Silo:
         position, outcome = self._position, self._follower.outcome
         if outcome is None:
             raise DecodeError("the run was closed before its flow ended")
-        if isinstance(outcome, Personalised):  # this silo did not retire, so it keeps the shared law
-            self.local = self._rows.outcome(outcome.problem, outcome.law, retired_at=None, gap_bound=None)
-            position.every_silo_closes = False
+        if isinstance(outcome, Personalised) and self.local is None:  # it did not retire: the shared law
+            self.local = local_outcome(self._fitted, outcome.problem, outcome.law)
         digest = position.heard.digest()
         if self._key is None:
             return Closed(digest, b"")
@@ -409,8 +426,7 @@ class Silo:
         plan, position = self._joined, self._position
         heard = position.heard.digest()
         closings = {closing.silo: closing for closing in message.closings}
-        expected = set(plan.silos) if position.every_silo_closes else set(plan.silos) & set(closings)
-        if set(closings) != expected or len(closings) != len(message.closings) or self.name not in closings:
+        if set(closings) != set(plan.silos) or len(closings) != len(message.closings):
             return False
         return all(closing.digest == heard for closing in message.closings) and all(
             is_signed(
@@ -419,7 +435,7 @@ class Silo:
                 member.key,
             )
             for member in plan.roster
-            if member.key and member.name in closings
+            if member.key
         )
 
     def _restore(self, message: messages.Request, reply: messages.Reply, time: str) -> None:

@@ -12,7 +12,7 @@ from fedtmle.data import SiloFile, load
 from fedtmle.errors import FedTMLEError, InputError, RefusedError
 from fedtmle.model.table import Table
 from fedtmle.programs.flow import StudyProgram
-from fedtmle.protocol.guard import Guard, RefusalError, disclosed_numbers
+from fedtmle.protocol.guard import Guard, RefusalError, disclosed_numbers, too_few_silos
 from fedtmle.protocol.messages import Answered, Reason
 from fedtmle.protocol.plan import Plan
 from fedtmle.protocol.policy import lowered_limit
@@ -163,10 +163,9 @@ def _refused_at_opening(plan: Plan, file: SiloFile) -> tuple[str, str] | None:
     policy = file.policy
     if not plan.server and not policy.allow_unsigned:
         return "allow_unsigned", "its policy wants signed requests, and the plan has no key of the server"
-    if plan.is_masked and plan.fewest_together < policy.colluders + 2:
-        return "colluders", Reason.TOO_FEW_SILOS.value
-    if len(plan.roster) < policy.min_silos:
-        return "min_silos", Reason.TOO_FEW_SILOS.value
+    key = too_few_silos(plan, policy)
+    if key:
+        return key, Reason.TOO_FEW_SILOS.value
     try:
         check_standing(plan, file.name, Keeper(policy=policy, peers=Home(file).peers), utc_now().date())
     except RefusalError as refusal:

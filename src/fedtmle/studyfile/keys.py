@@ -412,6 +412,7 @@ ALGORITHMS = {
             "weights": SIZE_OR_UNIFORM,
             **_AVERAGING,
             "lattice": SPACING,
+            "min_active": COUNT,
             "noise": NUMBER,
             "gap": NUMBER,
         },

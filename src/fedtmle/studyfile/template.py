@@ -207,6 +207,7 @@ tolerance = "practical"         # 1e-6 of a standard error; "negligible", or a n
 # noise = 0.5                   # leave once the EIF mean is within half of the silo's own sampling error
 # gap = 1e-6                    # or: leave once the silo's own fit would gain no more than this
 # lattice = 1e-3                # or: round fits to this spacing, so that small ones are zero
+# min_active = 1                # fewest silos whose fits are averaged; under masks at least colluders + 2
 
 [options]
 g_bounds = "auto"               # truncation at 5/(sqrt(n) log n); or a number below 0.5, or "none"

@@ -293,13 +293,21 @@ def _missing(document: Document) -> Iterator[str]:
 
 
 def _personalized(document: Document) -> Iterator[str]:
-    silos = document["personalized"]
-    if silos:
+    silos, active = document["personalized"], document.get("active", [])
+    if silos or active:
         yield from wrapped("Each silo keeps its own estimate; there is no pooled one.")
-        rows = [["silo", "records", "left at update"]]
+    if active:
+        rows = [["update", "silos still fitting", "their records"]]
+        for number, each in enumerate(active):
+            people = "-" if each["people"] is None else f"{each['people']:,}"
+            rows.append([str(number), str(each["silos"]), people])
+        yield from aligned(rows)
+    if silos:
+        yield ""
+        rows = [["silo", "records", "retired at update"]]
         for name, silo in silos.items():
             update = "unfinished" if silo["retired_at"] is None else str(silo["retired_at"])
-            rows.append([name, f"{silo['n_rows']:,}", update])
+            rows.append([name, "-" if silo["n_rows"] is None else f"{silo['n_rows']:,}", update])
         yield from aligned(rows)
         released = [(name, row) for name, silo in silos.items() for row in silo["estimates"]]
         if released:
