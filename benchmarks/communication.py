@@ -28,7 +28,7 @@ from fedtmle.errors import FedTMLEError
 from fedtmle.programs.flow import StudyProgram
 from fedtmle.protocol.outcome import Targeted
 from fedtmle.protocol.query import Phase
-from fedtmle.runtime.keeper import Keeper
+from fedtmle.runtime.records import Keeper
 from fedtmle.runtime.session import Finished, InProcess, Session
 from fedtmle.runtime.silo import Silo
 from fedtmle.studyfile.file import study_plan

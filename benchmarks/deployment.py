@@ -20,10 +20,9 @@ from pathlib import Path
 import psutil
 
 from fedtmle.deploy import processes
-from fedtmle.deploy.demo import compare, run_here
+from fedtmle.deploy.demo import approve_everywhere, compare, local_deployment, run_here, silo_kit
 from fedtmle.deploy.kits import Deployment, Role, read_kit
 from fedtmle.deploy.launch import RunsHere
-from fedtmle.deploy.local import approve_everywhere, local_deployment, silo_kit
 from fedtmle.engine.runs import RunState
 from fedtmle.studyfile.file import StudyFile, read_study
 

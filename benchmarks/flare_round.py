@@ -25,13 +25,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from unittest import mock
 
-from fedtmle.deploy import policy, provision
-from fedtmle.deploy.demo import run_here, write_example
+from tests.deploy.session import engine_session
+
+from fedtmle.deploy import kits, provision
+from fedtmle.deploy.demo import approve_everywhere, local_deployment, run_here, write_example
 from fedtmle.deploy.kits import Deployment, Kit
 from fedtmle.deploy.launch import RunsHere, follow
-from fedtmle.deploy.local import approve_everywhere, local_deployment
-from fedtmle.deploy.session import engine_session
-from fedtmle.engine import jobs
+from fedtmle.engine import flare_server
 from fedtmle.engine.runs import RunState
 from fedtmle.studyfile.file import StudyFile, read_study
 
@@ -106,7 +106,7 @@ def _each(seconds: Iterable[float]) -> str:
 
 def _with_echo(kit: Kit) -> None:
     """The benchmark's silos also build the echo's classes."""
-    policy.write_policy(kit)
+    kits.write_policy(kit)
     path = kit.path / "local" / "resources.json"
     document = json.loads(path.read_text())
     document["class_allow_list"] += ["flare_echo.EchoServer", "flare_echo.EchoSilo"]
@@ -116,7 +116,7 @@ def _with_echo(kit: Kit) -> None:
 def _echo(made: Deployment, out: Path) -> list[float]:
     job = out.with_suffix(".job")
     sites = list(made.sites.values())
-    server, silo = jobs.server_config(""), jobs.silo_config({})
+    server, silo = flare_server.server_config(""), flare_server.silo_config({})
     server["components"] = [{"id": "_server", "path": "flare_echo.EchoServer", "args": {"out": str(out)}}]
     silo["components"] = [{"id": "_client", "path": "flare_echo.EchoSilo", "args": {}}]
     meta = {"name": job.stem, "resource_spec": {}, "min_clients": len(sites), "mandatory_clients": sites}

@@ -26,7 +26,7 @@ from fedtmle.data import load_all
 from fedtmle.protocol.guard import Guard
 from fedtmle.protocol.plan import Plan, roster
 from fedtmle.protocol.policy import UNGUARDED, Policy
-from fedtmle.runtime.keeper import Keeper
+from fedtmle.runtime.records import Keeper
 from fedtmle.runtime.session import InProcess, Session
 from fedtmle.runtime.silo import Silo
 from fedtmle.studyfile.file import study_plan

@@ -20,16 +20,16 @@ from fedtmle.initial.design import column_names
 from fedtmle.initial.glm import FittedGLM
 from fedtmle.model.exact import Sums
 from fedtmle.model.types import Array, upper_pairs
-from fedtmle.programs import noisy, noisy_closing, noisy_fit
-from fedtmle.protocol.noisy import PLACES, NoisySums
+from fedtmle.programs import noisy, noisy_fit
+from fedtmle.protocol.sums import PLACES, NoisySums
 from fedtmle.targets.effects.noisy import (
     COUNT_SCALE,
     TRUNCATED_SCALE,
     GradientColumns,
     GramColumns,
     OneStepColumns,
+    PrivateDesign,
 )
-from fedtmle.targets.effects.noisy_design import PrivateDesign
 from fedtmle.targets.effects.prepare import Q_MARGIN
 
 Columns = dict[str, Array]
@@ -174,7 +174,7 @@ def floats() -> Iterator[None]:
     quick = {"multiply": np.matmul, "congruence": congruence, "invert": np.linalg.inv}
     quick |= {"_means": means, "averages": averages, "mean_of": mean_of}
     quick |= {"probability": probability, "_combined": np.matmul}
-    modules = (noisy, noisy_closing, noisy_fit)
+    modules = (noisy, noisy, noisy_fit)
     places = [(m, name, by) for m in modules for name, by in quick.items() if hasattr(m, name)]
     before = [(module, name, getattr(module, name)) for module, name, _ in places]
     try:

@@ -29,8 +29,8 @@ from fedtmle.model.submodel import GeneralisedLinear
 from fedtmle.protocol.plan import Plan, roster
 from fedtmle.protocol.policy import UNGUARDED, Policy
 from fedtmle.runtime.journal import MemoryJournal
-from fedtmle.runtime.keeper import Keeper
 from fedtmle.runtime.ledger import Ledger
+from fedtmle.runtime.records import Keeper
 from fedtmle.runtime.rows import read_rows
 from fedtmle.runtime.session import InProcess, Session
 from fedtmle.runtime.silo import Silo

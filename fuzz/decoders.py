@@ -12,7 +12,9 @@ from pathlib import Path
 
 import atheris
 
-with atheris.instrument_imports(include=["fedtmle.protocol", "fedtmle.runtime", "fedtmle.initial.trees"]):
+with atheris.instrument_imports(
+    include=["fedtmle.protocol", "fedtmle.runtime", "fedtmle.initial.superlearner"]
+):
     from tests.decoders import decoders
 
 DECODERS = tuple(decoders().values())

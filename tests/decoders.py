@@ -15,14 +15,13 @@ import numpy as np
 
 from fedtmle.errors import DecodeError, FedTMLEError, JournalError
 from fedtmle.initial.glm import GLM
-from fedtmle.model.families import Family
+from fedtmle.model.types import Family
 from fedtmle.protocol import messages
 from fedtmle.protocol.codes import AbstractCode, Bits, Differences, decode, encode
 from fedtmle.protocol.learners import GLMFormat, TreesFormat
 from fedtmle.runtime import ledger
 from fedtmle.runtime.journal import MAGIC, START, frame, scan
-from fedtmle.runtime.ledger import Entry
-from fedtmle.runtime.transcript import Exchange, Transcript
+from fedtmle.runtime.ledger import Entry, Exchange, Transcript
 from tests.initial.silos import LEVELS, pooled_table
 from tests.queries import TREES, examples
 

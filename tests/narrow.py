@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from fedtmle import data
-from fedtmle.data.schema import Schema
+from fedtmle.data.silofile import Schema
 from fedtmle.model.table import Table
 from fedtmle.protocol.outcome import Targeted
 

@@ -15,13 +15,13 @@ import numpy as np
 
 import fedtmle as ft
 from fedtmle.initial.glm import GLM
-from fedtmle.initial.trees import GradientBoostedTrees
+from fedtmle.initial.superlearner import GradientBoostedTrees
 from fedtmle.model.table import Factor, Table
 from fedtmle.protocol.codes import AbstractCode, Memory
 from fedtmle.protocol.plan import Plan, roster
 from fedtmle.protocol.query import AbstractQuery, Query
-from fedtmle.runtime.keeper import Keeper
-from fedtmle.runtime.replay import heard_rounds, replay
+from fedtmle.runtime.certificate import heard_rounds, replay
+from fedtmle.runtime.records import Keeper
 from fedtmle.runtime.session import run_embedded
 from fedtmle.runtime.silo import Silo
 from fedtmle.studyfile.file import study_plan

@@ -8,7 +8,7 @@ import re
 import pytest
 from typer.testing import CliRunner
 
-from fedtmle import __version__, demo_private
+from fedtmle import __version__, demo
 from fedtmle.cli import app
 
 runner = CliRunner(env={"COLUMNS": "80", "NO_COLOR": "1"})
@@ -54,7 +54,7 @@ def test_demo_as_json() -> None:
 def test_demo_with_noise_says_what_it_costs_and_that_the_trial_is_too_small(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(demo_private, "TIMES", 20)  # 100 takes longer
+    monkeypatch.setattr(demo, "TIMES", 20)  # 100 takes longer
     result = runner.invoke(app, ["demo", "--epsilon", "2", "--quiet"])
     assert result.exit_code == 0, result.output
     lines = result.output.splitlines()

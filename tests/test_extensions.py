@@ -12,7 +12,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from fedtmle.cli import app, extensions
+from fedtmle.cli import app, base
 
 runner = CliRunner(env={"COLUMNS": "80", "NO_COLOR": "1"})
 
@@ -51,24 +51,24 @@ def test_without_the_paper_one_sentence_tells_how_to_install_it(
 
 def test_the_paper_is_installed_here() -> None:
     """`make` installs both distributions; the placeholder gives way to the command with its options."""
-    command = extensions.command("reproduce")
+    command = base.command("reproduce")
     assert command is not None
     assert "--figure" in {option for parameter in command.params for option in parameter.opts}
     shown = runner.invoke(app, ["reproduce", "--help"])
     assert "--figure" in shown.stdout
     assert "Usage: root reproduce" in shown.stdout or "Usage: fedtmle reproduce" in shown.stdout
-    assert extensions.load(extensions.DEMOS, "transport") is not None
+    assert base.load(base.DEMOS, "transport") is not None
 
 
 def test_another_distribution_can_add_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    declare(monkeypatch, EntryPoint("greet", f"{__name__}:greet", extensions.COMMANDS))
+    declare(monkeypatch, EntryPoint("greet", f"{__name__}:greet", base.COMMANDS))
     assert runner.invoke(app, ["greet", "--name", "Ada"]).stdout == "Hello, Ada\n"
     assert runner.invoke(app, ["greet", "--nonsense"]).exit_code == 2
     assert runner.invoke(app, ["gret"]).exit_code == 2
 
 
 def test_an_entry_point_cannot_replace_a_command_of_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    declare(monkeypatch, EntryPoint("validate", f"{__name__}:greet", extensions.COMMANDS))
+    declare(monkeypatch, EntryPoint("validate", f"{__name__}:greet", base.COMMANDS))
     assert "Hello" not in runner.invoke(app, ["validate"]).output
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import typer.main
 
-from fedtmle.cli import app, extensions
+from fedtmle.cli import app, base
 
 ROOT = Path(__file__).parents[1]
 FILES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")))
@@ -134,7 +134,7 @@ def test_every_command_that_is_named_exists(page: str) -> None:
         command: Any = typer.main.get_command(app)
         for word in words.split():
             if word in getattr(command, "commands", {}):
-                command = extensions.command(word) or command.commands[word]
+                command = base.command(word) or command.commands[word]
         assert command.name in words.split(), (page, words)
         options = {option for parameter in command.params for option in parameter.opts}
         assert set(re.findall(r"--[a-z-]+", words)) <= options | {"--help"}, (page, words)

@@ -16,7 +16,7 @@ import pytest
 import typer.main
 from typer.testing import CliRunner
 
-from fedtmle.cli import app, extensions
+from fedtmle.cli import app, base
 from fedtmle.studyfile.template import write_template
 
 ESCAPE = "\x1b"
@@ -30,7 +30,7 @@ def leaves(group: Any, *before: str) -> Iterator[tuple[tuple[str, ...], Any]]:
             yield (*before, name), command
 
 
-COMMANDS = {**dict(leaves(typer.main.get_command(app))), ("reproduce",): extensions.command("reproduce")}
+COMMANDS = {**dict(leaves(typer.main.get_command(app))), ("reproduce",): base.command("reproduce")}
 ON_STUDIES = [name for name in COMMANDS if len(name) == 1]
 SHOWS_PROGRESS = [("run",), ("demo",), ("reproduce",)]
 

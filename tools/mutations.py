@@ -263,7 +263,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         ),
     ),
     *_many(
-        "protocol/grams.py",
+        "protocol/masked.py",
         LOOKS,
         ("liars are not left out", "if k not in left_out]\n        matrix", "]\n        matrix"),
         (
@@ -293,7 +293,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         ),
     ),
     *_many(
-        "protocol/grams.py",
+        "protocol/masked.py",
         LOOKS,
         ("sums over periods are looked at first", "        return self.points\n", "        return ()\n"),
     ),
@@ -356,7 +356,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("moves are signed", "map(mul, map(abs, move), self.columns", "map(mul, move, self.columns"),
     ),
     *_many(
-        "protocol/designs.py",
+        "protocol/subjects.py",
         "tests/protocol/test_designs.py",
         ("the response is not compared", "_same(self.y, submodel.y) and", ""),
         ("the weights are not compared", " and _same(self.w, submodel.w)", ""),
@@ -434,7 +434,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("the check has no mask", 'int.from_bytes(data[size:], "big") % PRIME', "0"),
     ),
     *_many(
-        "model/noise.py",
+        "model/budget.py",
         NOISE,
         ("half of the noise", "2 * a * b * t * t, below)", "a * b * t * t, below)"),
         ("zero has twice its mass", "            if x:\n                return -x", "            return -x"),
@@ -443,7 +443,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("sharing costs nothing", "Fraction(10 * (silos - 1) * lanes, 4 << halvings)", "Fraction(0)"),
     ),
     *_many(
-        "protocol/noisy.py",
+        "protocol/sums.py",
         "tests/effects/test_noisy_sums.py",
         ("noise for half the budget", "// (2 * self.rho))", "// (4 * self.rho))"),
         (
@@ -469,10 +469,10 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("terms are not clipped", "t /= np.maximum(length, 1.0)", "t /= 1.0"),
     ),
     *_many(
-        "programs/noisy_closing.py",
+        "programs/noisy.py",
         "tests/studies/test_private.py tests/studies/test_private_table.py",
         ("everyone has the noise of one stratum", "math.sqrt(len(parts)) * of_sums", "of_sums"),
-        ("widths are compared with noise", "np.maximum(least, np.diag(found) - 2.0 * error)", "math.inf"),
+        ("widths are compared with noise", "np.maximum(least, np.diag(observed) - 2.0 * error)", "math.inf"),
     ),
     *_many(
         "model/budget.py",
@@ -696,7 +696,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("an approval lowers nothing", "            lowered=self.file.policy.lowered,\n", ""),
     ),
     *_many(
-        "runtime/approvals.py",
+        "runtime/signing.py",
         LOWERED,
         (
             "lowered limits are not signed",

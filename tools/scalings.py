@@ -56,8 +56,9 @@ WHOLE_RUNS = ("tests/theory/test_runs.py", "tests/theory/test_identities.py", "t
 # Functions without a number to scale: they check, look up or build what another function computes.
 WITHOUT_NUMBERS = {
     "fedtmle.privacy.answers.single": "selects queries",
-    "fedtmle.privacy.time.grouped": "checks a type, and returns its argument",
-    "fedtmle.privacy.modulus.require_at_least_zero": "returns nothing",
+    "fedtmle.privacy.charts.held_view": "chooses a view; tests/effects/test_own.py has its intercepts",
+    "fedtmle.privacy.problems.grouped": "checks a type, and returns its argument",
+    "fedtmle.privacy.audit.require_at_least_zero": "returns nothing",
     "fedtmle_paper.privacy.collision.require_order": "returns nothing",
     "fedtmle_paper.history.decode_law": "returns a law, which its test compares bit by bit",
 }

@@ -10,8 +10,7 @@ import numpy as np
 from benchmarks import native
 from benchmarks.table import Row, beside
 from fedtmle.model import kernels, parallel
-from fedtmle.model.families import Family
-from fedtmle.model.types import Part
+from fedtmle.model.types import Family, Part
 
 SHIFTS = (44,) * 3  # the grid of rows bounded by 2^6
 EPS = np.array([0.3, -0.2, 0.1])

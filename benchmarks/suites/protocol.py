@@ -17,8 +17,8 @@ from fedtmle.protocol import messages
 from fedtmle.protocol.plan import Plan, roster
 from fedtmle.protocol.policy import UNGUARDED
 from fedtmle.runtime.journal import MemoryJournal
-from fedtmle.runtime.keeper import Keeper
 from fedtmle.runtime.ledger import Ledger
+from fedtmle.runtime.records import Keeper
 from fedtmle.runtime.rows import read_rows
 from fedtmle.runtime.session import InProcess, Session
 from fedtmle.runtime.silo import Silo
@@ -121,8 +121,7 @@ def _messages() -> float:
 def _dimensions(sizes: tuple[int, ...]) -> Iterator[Row]:
     """One fused gradient of d coordinates, beside d passes of one."""
     from fedtmle.model import kernels, parallel
-    from fedtmle.model.families import Family
-    from fedtmle.model.types import Part
+    from fedtmle.model.types import Family, Part
 
     n = 200_000
     parallel.set_threads(1)

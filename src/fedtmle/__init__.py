@@ -33,14 +33,14 @@ _HOME = {
     "NewtonFits": "fedtmle.model.fit",
     "FirstOrderFits": "fedtmle.model.fit",
     "Coded": "fedtmle.algorithms.coded",
-    "Adaptive": "fedtmle.algorithms.adaptive",
-    "OneStep": "fedtmle.algorithms.one_step",
+    "Adaptive": "fedtmle.algorithms.local",
+    "OneStep": "fedtmle.algorithms.gradient",
     "Certified": "fedtmle.protocol.coded",
     "Estimated": "fedtmle.protocol.coded",
     "Personalized": "fedtmle.algorithms.local",
     "Status": "fedtmle.protocol.outcome",
     "Result": "fedtmle.runtime.result",
-    "Transcript": "fedtmle.runtime.transcript",
+    "Transcript": "fedtmle.runtime.ledger",
     "check_problem": "fedtmle.model.check",
     "solve": "fedtmle.solver",
     "ESTIMANDS": "fedtmle.targets.effects.estimands",
@@ -48,9 +48,9 @@ _HOME = {
     "AbstractTimeEffect": "fedtmle.targets.time.estimands",
     "REGIME_ESTIMANDS": "fedtmle.targets.regimes.estimands",
     "AbstractRegimeEffect": "fedtmle.targets.regimes.estimands",
-    "Planned": "fedtmle.targets.regimes.rules",
-    "Onset": "fedtmle.targets.regimes.rules",
-    "Shift": "fedtmle.targets.regimes.rules",
+    "Planned": "fedtmle.targets.regimes.estimands",
+    "Onset": "fedtmle.targets.regimes.estimands",
+    "Shift": "fedtmle.targets.regimes.estimands",
     "AbstractEffect": "fedtmle.targets.effects.estimands",
     "AbstractArmEffect": "fedtmle.targets.effects.estimands",
     "Scale": "fedtmle.targets.effects.estimands",
@@ -60,8 +60,8 @@ _HOME = {
     "Stochastic": "fedtmle.targets.effects.components",
     "GLM": "fedtmle.initial.glm",
     "Supplied": "fedtmle.initial.glm",
-    "Pilot": "fedtmle.initial.pilot",
-    "GradientBoostedTrees": "fedtmle.initial.trees",
+    "Pilot": "fedtmle.initial.superlearner",
+    "GradientBoostedTrees": "fedtmle.initial.superlearner",
     "PerSilo": "fedtmle.initial.superlearner",
     "SuperLearner": "fedtmle.initial.superlearner",
     "Study": "fedtmle.programs.study",
@@ -85,7 +85,7 @@ _HOME = {
     "Variable": "fedtmle.initial.variables",
     "Variables": "fedtmle.initial.variables",
     "LongTable": "fedtmle.data.silofile",
-    "draft": "fedtmle.data.draft",
+    "draft": "fedtmle.studyfile.draft",
     "read_study": "fedtmle.studyfile.file",
     "validate": "fedtmle.studies.validate",
     "preflight": "fedtmle.studies.preflight",
@@ -111,21 +111,20 @@ _HOME = {
 
 if TYPE_CHECKING:  # for type checkers and editors; at run time, __getattr__ below
     from fedtmle import plots as plots
-    from fedtmle.algorithms.adaptive import Adaptive as Adaptive
     from fedtmle.algorithms.base import AbstractAlgorithm as AbstractAlgorithm
     from fedtmle.algorithms.coded import Coded as Coded
     from fedtmle.algorithms.gradient import Central as Central
     from fedtmle.algorithms.gradient import Exact as Exact
     from fedtmle.algorithms.gradient import Gradient as Gradient
+    from fedtmle.algorithms.gradient import OneStep as OneStep
+    from fedtmle.algorithms.local import Adaptive as Adaptive
     from fedtmle.algorithms.local import LocalAverage as LocalAverage
     from fedtmle.algorithms.local import Personalized as Personalized
-    from fedtmle.algorithms.one_step import OneStep as OneStep
     from fedtmle.algorithms.optimizers import Backtracking as Backtracking
     from fedtmle.algorithms.optimizers import GradientDescent as GradientDescent
     from fedtmle.algorithms.optimizers import Newton as Newton
     from fedtmle.algorithms.optimizers import Schedule as Schedule
     from fedtmle.algorithms.optimizers import StochasticGradientDescent as StochasticGradientDescent
-    from fedtmle.data.draft import draft as draft
     from fedtmle.data.silofile import LongTable as LongTable
     from fedtmle.errors import ChangedDataError as ChangedDataError
     from fedtmle.errors import CheckFailedError as CheckFailedError
@@ -144,10 +143,10 @@ if TYPE_CHECKING:  # for type checkers and editors; at run time, __getattr__ bel
     from fedtmle.errors import RefusedError as RefusedError
     from fedtmle.initial.glm import GLM as GLM
     from fedtmle.initial.glm import Supplied as Supplied
-    from fedtmle.initial.pilot import Pilot as Pilot
+    from fedtmle.initial.superlearner import GradientBoostedTrees as GradientBoostedTrees
     from fedtmle.initial.superlearner import PerSilo as PerSilo
+    from fedtmle.initial.superlearner import Pilot as Pilot
     from fedtmle.initial.superlearner import SuperLearner as SuperLearner
-    from fedtmle.initial.trees import GradientBoostedTrees as GradientBoostedTrees
     from fedtmle.initial.variables import Variable as Variable
     from fedtmle.initial.variables import Variables as Variables
     from fedtmle.model.budget import Privacy as Privacy
@@ -170,13 +169,14 @@ if TYPE_CHECKING:  # for type checkers and editors; at run time, __getattr__ bel
     from fedtmle.results.result import StudyResult as StudyResult
     from fedtmle.results.result import load as load
     from fedtmle.results.sensitivity import e_value as e_value
+    from fedtmle.runtime.ledger import Transcript as Transcript
     from fedtmle.runtime.result import Result as Result
-    from fedtmle.runtime.transcript import Transcript as Transcript
     from fedtmle.solver import solve as solve
     from fedtmle.studies.preflight import preflight as preflight
     from fedtmle.studies.privacy_cost import PrivacyPlan as PrivacyPlan
     from fedtmle.studies.run import run as run
     from fedtmle.studies.validate import validate as validate
+    from fedtmle.studyfile.draft import draft as draft
     from fedtmle.studyfile.file import read_study as read_study
     from fedtmle.targets.effects.components import Static as Static
     from fedtmle.targets.effects.components import Stochastic as Stochastic
@@ -184,9 +184,9 @@ if TYPE_CHECKING:  # for type checkers and editors; at run time, __getattr__ bel
     from fedtmle.targets.effects.estimands import *  # noqa: F403 - all that is public there is public here
     from fedtmle.targets.mean import Mean as Mean
     from fedtmle.targets.regimes.estimands import *  # noqa: F403 - likewise
-    from fedtmle.targets.regimes.rules import Onset as Onset
-    from fedtmle.targets.regimes.rules import Planned as Planned
-    from fedtmle.targets.regimes.rules import Shift as Shift
+    from fedtmle.targets.regimes.estimands import Onset as Onset
+    from fedtmle.targets.regimes.estimands import Planned as Planned
+    from fedtmle.targets.regimes.estimands import Shift as Shift
     from fedtmle.targets.time.estimands import *  # noqa: F403 - likewise
     from fedtmle.trials.cohort import Cdm as Cdm
     from fedtmle.trials.emulate import emulate as emulate

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from fedtmle.errors import InputError
 from fedtmle.layout import Document, decreasing
-from fedtmle.report import series, wording
+from fedtmle.report import series
+from fedtmle.report import series as series_module
 from fedtmle.report.series import document_of
 from fedtmle.results.result import StudyResult
 from fedtmle.runtime.result import Result
@@ -198,15 +199,19 @@ def curves(result: AnyResult, *, cause: str | None = None, ax: Axes | None = Non
     start = 1.0 if grid["measure"] == "Survival" else 0.0
     for curve in (each for each in drawn if each["cause"] == chosen and not each["population"]):
         times = [0.0, *curve["times"]]
-        name = wording.rule(document, curve["rule"]) if over_time else wording.arm(document, curve["arm"])
+        name = (
+            series_module.rule(document, curve["rule"])
+            if over_time
+            else series_module.arm(document, curve["arm"])
+        )
         (line,) = ax.plot(times, [start, *curve["estimate"]], label=name)
         ax.plot(curve["times"], curve["estimate"], "o", markersize=4, color=line.get_color())
         band = [start, *curve["band_low"]], [start, *curve["band_high"]]
         ax.fill_between(times, *band, alpha=0.15, color=line.get_color(), linewidth=0)
     ax.legend(frameon=False)
-    ax.set_xlabel("period" if over_time else wording.time(document))
+    ax.set_xlabel("period" if over_time else series_module.time(document))
     _write_at_risk(document, [0.0, *grid["edges"]], ax)
-    measure = "risk" if over_time else wording.curve_measure(document)
+    measure = "risk" if over_time else series_module.curve_measure(document)
     of = f" of {chosen}" if len(causes) > 1 else ""
     ax.set_ylabel(f"{measure[:1].upper()}{measure[1:]}{of}")
     return ax
@@ -217,7 +222,7 @@ def _write_at_risk(document: Document, edges: Sequence[float], ax: Axes) -> None
     at_risk = document.get("at_risk")
     if at_risk:
         arms = zip(document["arms"], at_risk["counts"], at_risk["hidden_in"], strict=True)
-        rows = {wording.arm(document, arm): decreasing(counts, hidden) for arm, counts, hidden in arms}
+        rows = {series_module.arm(document, arm): decreasing(counts, hidden) for arm, counts, hidden in arms}
         begins = [edges[period - 1] for period in at_risk["periods"]]
     elif "periods" in document:
         rows = {"everyone": [f"{each['at_risk']:,}" for each in document["periods"]]}
@@ -243,7 +248,7 @@ def adherence(result: AnyResult, *, ax: Axes | None = None) -> Axes:
         raise InputError("adherence: the result is not of a study of treatment over time with diagnostics")
     ax = ax or _axes()
     for each in shown:
-        ax.plot(each.periods, each.shares, "o-", markersize=4, label=wording.rule(document, each.rule))
+        ax.plot(each.periods, each.shares, "o-", markersize=4, label=series_module.rule(document, each.rule))
     ax.set_ylim(0.0, 1.02)
     ax.legend(frameon=False, fontsize=8)
     ax.locator_params(axis="x", integer=True)
@@ -284,7 +289,7 @@ def weights(result: AnyResult, *, rule: str | None = None, ax: Axes | None = Non
     ax.set_yticks(range(len(chosen.bins)), chosen.bins)
     ax.set_xlabel("period")
     ax.set_ylabel("Cumulative weight")
-    ax.set_title(f"{wording.rule(document, chosen.rule)} (the longest bar is {chosen.largest:.0%})")
+    ax.set_title(f"{series_module.rule(document, chosen.rule)} (the longest bar is {chosen.largest:.0%})")
     return ax
 
 

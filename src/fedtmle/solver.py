@@ -12,8 +12,8 @@ from typing import Literal, TypeVar
 import numpy as np
 
 from fedtmle.algorithms.base import UNMASKABLE, AbstractAlgorithm, TargetingProgram
+from fedtmle.defects import called
 from fedtmle.errors import InputError
-from fedtmle.model.arguments import called
 from fedtmle.model.problem import AbstractProblem, PoolableRows
 from fedtmle.model.types import IntArray, Part
 from fedtmle.protocol.masks import MaskKey
@@ -21,7 +21,7 @@ from fedtmle.protocol.outcome import Described, Personalised, Targeted
 from fedtmle.protocol.plan import Member, Plan
 from fedtmle.protocol.query import Problem
 from fedtmle.runtime.certificate import certify
-from fedtmle.runtime.keeper import Keeper
+from fedtmle.runtime.records import Keeper
 from fedtmle.runtime.result import Result, Trajectory
 from fedtmle.runtime.rows import LocalOutcome, read_rows
 from fedtmle.runtime.session import Finished, Progress, run_embedded

@@ -10,7 +10,7 @@ import pytest
 import fedtmle as ft
 from fedtmle.errors import InputError
 from fedtmle.model import kernels
-from fedtmle.model.linear import newton_direction
+from fedtmle.model.exact import newton_direction
 from tests.cases import TARGETS, targets
 
 OPTIMIZERS = {

@@ -11,7 +11,6 @@ import pytest
 
 import fedtmle as ft
 from fedtmle.errors import DataError, NumericalError
-from fedtmle.model.families import Family
 from fedtmle.model.problem import (
     AbstractProblem,
     Estimate,
@@ -21,7 +20,7 @@ from fedtmle.model.problem import (
     second_moments,
 )
 from fedtmle.model.submodel import GeneralisedLinear, NoNormaliser
-from fedtmle.model.types import RowBound
+from fedtmle.model.types import Family, RowBound
 from fedtmle.protocol.outcome import Status
 
 

@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 import fedtmle as ft
-from fedtmle.protocol.populations import MOST_GROUPS
+from fedtmle.protocol.sites import MOST_GROUPS
 from fedtmle_paper.two_arm import TwoArm
 from tests.effects.studies import VARIABLES, cut, population
 

@@ -9,11 +9,10 @@ import pytest
 
 from fedtmle.algorithms.base import Run
 from fedtmle.algorithms.optimizers import Newton, Origin
-from fedtmle.initial.formula import parse_formula
 from fedtmle.initial.glm import AbstractResponse, GLMModel
-from fedtmle.model.families import Family
+from fedtmle.initial.syntax import parse_formula
 from fedtmle.model.table import Table
-from fedtmle.model.types import Part, unpack
+from fedtmle.model.types import Family, Part, unpack
 from fedtmle.programs.nuisance import GRADIENT_GOAL as GOAL
 from fedtmle.programs.nuisance import LARGEST_GRADIENT, NewtonPoint, minimise
 from fedtmle.protocol.query import Phase

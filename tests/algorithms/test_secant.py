@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import fedtmle as ft
-from fedtmle.algorithms.secant import GROWTH, Secant
+from fedtmle.algorithms.coded import GROWTH, Secant
 from tests.time.law import Law, study
 
 

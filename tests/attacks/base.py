@@ -15,8 +15,8 @@ from fedtmle.protocol.messages import Reason
 from fedtmle.protocol.plan import Member, Plan
 from fedtmle.protocol.policy import UNGUARDED, Policy
 from fedtmle.runtime.journal import MemoryJournal
-from fedtmle.runtime.keeper import Keeper
 from fedtmle.runtime.ledger import Ledger
+from fedtmle.runtime.records import Keeper
 from fedtmle.runtime.silo import Silo
 from tests.attacks.settings import KEYS, SESSION, MaskedServer, Server, Setting
 

@@ -13,7 +13,7 @@ from fedtmle.data import load_all
 from fedtmle.errors import FedTMLEError, RefusedError
 from fedtmle.protocol.plan import Plan, roster
 from fedtmle.protocol.policy import Policy
-from fedtmle.runtime.keeper import Keeper
+from fedtmle.runtime.records import Keeper
 from fedtmle.runtime.rows import read_rows
 from fedtmle.runtime.session import InProcess, Session
 from fedtmle.runtime.silo import Silo

@@ -13,7 +13,7 @@ from fedtmle.protocol.coded import Action, Rounded
 from fedtmle.protocol.plan import Member, Plan, roster
 from fedtmle.protocol.policy import Policy
 from fedtmle.protocol.sites import OwnEstimateQuery
-from fedtmle.runtime.keeper import Keeper
+from fedtmle.runtime.records import Keeper
 from fedtmle.runtime.rows import LocalRows
 from fedtmle.runtime.silo import Silo
 from fedtmle.studyfile.file import study_plan

@@ -20,9 +20,9 @@ from fedtmle.protocol.masks import COUNT, Masked, Masker, Packing
 from fedtmle.protocol.messages import Answered, Begin, Counted, Open, Payload, Reason, SignedAnswer
 from fedtmle.protocol.plan import Follower, Plan
 from fedtmle.protocol.policy import Policy
-from fedtmle.runtime.keeper import Keeper
-from fedtmle.runtime.masked_link import MaskedLink
+from fedtmle.runtime.records import Keeper
 from fedtmle.runtime.signing import answer_statement
+from fedtmle.runtime.silo import MaskedLink
 from fedtmle.studyfile.file import study_plan
 from fedtmle.targets.effects.prepare import cluster_digest
 from tests.attacks.base import AbstractAttack, Victim

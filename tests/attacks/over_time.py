@@ -20,7 +20,7 @@ from fedtmle.protocol.query import Query
 from fedtmle.protocol.sums import SumsQuery, TallyQuery
 from fedtmle.studyfile.schema import schema_of
 from fedtmle.targets.effects.prepare import ArmResponse, OutcomeResponse
-from fedtmle.targets.regimes.responses import AmongAtRisk, Fluctuated, ModifiedRows
+from fedtmle.targets.regimes.statistics import AmongAtRisk, Fluctuated, ModifiedRows
 from tests.attacks.base import AbstractAttack, Victim
 from tests.attacks.combinations import PERSON, VARIABLES, AbstractCombination
 from tests.attacks.invented import ROW, AbstractInvented, until_fit

@@ -22,7 +22,7 @@ from fedtmle.protocol.codes import BitReader, BitWriter, fixed_width
 from fedtmle.protocol.messages import Answered, Ask, Payload, Reason
 from fedtmle.protocol.plan import Plan, roster
 from fedtmle.protocol.policy import Policy
-from fedtmle.runtime.keeper import Keeper
+from fedtmle.runtime.records import Keeper
 from fedtmle.runtime.silo import Silo
 from tests.attacks.base import START, AbstractAttack, Victim
 from tests.attacks.batches import PROBLEM, Y

@@ -20,8 +20,7 @@ from fedtmle.model.types import upper_pairs
 from fedtmle.protocol import messages
 from fedtmle.protocol.coded import Rounded
 from fedtmle.protocol.codes import BitReader, BitWriter, Uplink, encode
-from fedtmle.protocol.grams import AbstractLook, LookQuery, PooledGram
-from fedtmle.protocol.masked import Groups, MaskedForm
+from fedtmle.protocol.masked import AbstractLook, Groups, LookQuery, MaskedForm, PooledGram
 from fedtmle.protocol.masks import COUNT, Packing
 from fedtmle.protocol.messages import (
     Answered,

@@ -10,11 +10,11 @@ import numpy as np
 
 import fedtmle as ft
 from fedtmle.algorithms.base import TargetingProgram
-from fedtmle.privacy.limit import DisclosureLimit, LimitedAttribute, at_centre
+from fedtmle.privacy.audit import DisclosureLimit, LimitedAttribute, at_centre
 from fedtmle.protocol.messages import Reason
 from fedtmle.protocol.plan import Plan, roster
 from fedtmle.protocol.policy import Policy
-from fedtmle.runtime.keeper import Keeper
+from fedtmle.runtime.records import Keeper
 from fedtmle.runtime.rows import LocalRows
 from fedtmle.studyfile.file import study_plan
 from tests.attacks.base import AbstractAttack, Victim

@@ -23,8 +23,8 @@ from fedtmle.protocol.messages import Answered, Open, Reason, Refused
 from fedtmle.protocol.plan import roster
 from fedtmle.protocol.policy import Policy
 from fedtmle.protocol.query import AbstractQuery
-from fedtmle.runtime.keeper import Keeper
 from fedtmle.runtime.ledger import Ledger, read
+from fedtmle.runtime.records import Keeper
 from fedtmle.runtime.rows import LocalRows
 from fedtmle.runtime.session import InProcess, Session
 from fedtmle.runtime.silo import Silo

@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 
 from fedtmle.model import kernels
-from fedtmle.model.families import Family
 from fedtmle.model.submodel import GeneralisedLinear, NoNormaliser
-from fedtmle.model.types import Array, IntArray, Part, RowBound
+from fedtmle.model.types import Array, Family, IntArray, Part, RowBound
 from fedtmle.protocol.guard import Guard, RefusalError
 from fedtmle.protocol.policy import UNGUARDED, Policy
 from fedtmle.protocol.sums import SumsQuery

@@ -17,13 +17,11 @@ import fedtmle as ft
 from fedtmle import data
 from fedtmle.algorithms.base import TargetingProgram
 from fedtmle.model.exact import Sums
-from fedtmle.model.families import Family
 from fedtmle.model.leverage import Look
 from fedtmle.model.problem import AbstractProblem
-from fedtmle.model.statistics import AbstractBins, AbstractBoundedColumns, Group
 from fedtmle.model.submodel import AbstractSubmodel, GeneralisedLinear, NoNormaliser
-from fedtmle.model.table import StreamedTable
-from fedtmle.model.types import IntArray, Part, RowBound
+from fedtmle.model.table import AbstractBins, AbstractBoundedColumns, Group, StreamedTable
+from fedtmle.model.types import Family, IntArray, Part, RowBound
 from fedtmle.protocol.bins import BinsQuery
 from fedtmle.protocol.guard import Guard, RefusalError, _Examined, _largest_of_columns
 from fedtmle.protocol.messages import Reason

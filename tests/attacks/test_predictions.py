@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fedtmle.protocol.policy import Policy
-from fedtmle.runtime.keeper import Keeper
+from fedtmle.runtime.records import Keeper
 from fedtmle.targets.effects.statistics import PredictionMoments
 from tests.attacks.combinations import ChosenPrediction
 

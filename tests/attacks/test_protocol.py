@@ -34,7 +34,7 @@ from fedtmle.protocol.messages import (
 from fedtmle.protocol.plan import Member, Plan
 from fedtmle.protocol.query import Local, Query
 from fedtmle.runtime.journal import MemoryJournal
-from fedtmle.runtime.keeper import Keeper
+from fedtmle.runtime.records import Keeper
 from fedtmle.runtime.rows import read_rows
 from fedtmle.runtime.session import InProcess, Session
 from fedtmle.runtime.signing import SigningKey

@@ -23,8 +23,8 @@ from fedtmle.protocol.messages import Answered, Ask, Close, Compare, Payload, Re
 from fedtmle.protocol.plan import Member, Plan
 from fedtmle.protocol.policy import UNGUARDED, Policy
 from fedtmle.protocol.query import Query
-from fedtmle.runtime.keeper import Keeper
-from fedtmle.runtime.replay import heard_rounds
+from fedtmle.runtime.certificate import heard_rounds
+from fedtmle.runtime.records import Keeper
 from fedtmle.runtime.rows import read_rows
 from fedtmle.runtime.session import Finished, InProcess, Session
 from fedtmle.runtime.silo import Silo

@@ -9,7 +9,7 @@ import pytest
 
 import fedtmle as ft
 from fedtmle.demo import IHDP, ihdp_silos
-from fedtmle.initial.trees import SMALLEST_LEAF
+from fedtmle.initial.superlearner import SMALLEST_LEAF
 from fedtmle.protocol.plan import roster
 from fedtmle.protocol.policy import Policy
 from fedtmle.studyfile.file import study_plan

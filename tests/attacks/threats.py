@@ -10,7 +10,7 @@ import pytest
 
 from fedtmle.errors import DecodeError, InputError
 from fedtmle.protocol.messages import Reason
-from fedtmle.runtime.keeper import Keeper
+from fedtmle.runtime.records import Keeper
 from tests.attacks.base import AbstractAttack
 from tests.attacks.settings import RefusedBySiloError, Setting
 from tests.attacks.test_attacks import ATTACKS, WORKING

@@ -16,11 +16,10 @@ from unittest import mock
 
 import numpy as np
 
-from fedtmle.model.families import Family
-from fedtmle.model.grouped import GroupedLinear, LongRows, by_person
 from fedtmle.model.leverage import PersonRows, largest_leverage
 from fedtmle.model.submodel import AbstractSubmodel, GeneralisedLinear
-from fedtmle.model.types import matrix
+from fedtmle.model.submodels import GroupedLinear, LongRows, by_person
+from fedtmle.model.types import Family, matrix
 from fedtmle.protocol.guard import Guard, RefusalError
 from fedtmle.protocol.looks import Looks
 from fedtmle.protocol.plan import Plan

@@ -21,9 +21,9 @@ from fedtmle.protocol.outcome import Targeted
 from fedtmle.protocol.plan import roster
 from fedtmle.runtime.session import InProcess, RoundReport, Session
 from fedtmle.runtime.silo import Silo
+from fedtmle.studies.progress import following
 from fedtmle.studyfile.file import read_study, study_plan
 from fedtmle.studyfile.schema import schema_of
-from fedtmle.text.progress import following
 
 
 class Mortal:

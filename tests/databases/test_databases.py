@@ -28,7 +28,7 @@ from fedtmle.demo import IHDP
 from fedtmle.model.table import StreamedTable, Table
 from fedtmle.protocol.plan import roster
 from fedtmle.protocol.policy import UNGUARDED
-from fedtmle.runtime.keeper import Keeper
+from fedtmle.runtime.records import Keeper
 from fedtmle.runtime.session import InProcess, Session
 from fedtmle.studies.home import open_party
 from fedtmle.studyfile.file import study_plan

@@ -30,7 +30,7 @@ from fedtmle.model.table import StreamedTable, Table
 from fedtmle.protocol.plan import roster
 from fedtmle.protocol.policy import UNGUARDED
 from fedtmle.runtime.journal import FileJournal
-from fedtmle.runtime.keeper import Keeper
+from fedtmle.runtime.records import Keeper
 from fedtmle.runtime.session import Finished, InProcess, Journalled, Session
 from fedtmle.runtime.silo import Silo
 from fedtmle.studies.home import open_party

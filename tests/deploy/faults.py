@@ -26,8 +26,8 @@ import importlib.abc, importlib.machinery, json, os, resource, signal, sys, time
 
 TARGETS = {
     "fedtmle.engine.flare": ("FlareFederation", "exchange"),
-    "fedtmle.engine.endpoint": ("Endpoint", "step"),
-    "fedtmle.runtime.noise": (None, "discrete_gaussian"),
+    "fedtmle.engine.site": ("Endpoint", "step"),
+    "fedtmle.runtime.silo": (None, "discrete_gaussian"),
 }
 
 

@@ -19,13 +19,12 @@ import pytest
 
 import fedtmle as ft
 from fedtmle.deploy import processes
-from fedtmle.deploy.demo import write_example
+from fedtmle.deploy.demo import approve_everywhere, await_silos, local_deployment, silo_kit, write_example
 from fedtmle.deploy.kits import Deployment, Kit, read_kit
 from fedtmle.deploy.launch import RunsHere, follow, show
-from fedtmle.deploy.local import approve_everywhere, await_silos, local_deployment, silo_kit
 from fedtmle.deploy.parties import start_silo
-from fedtmle.engine.alive import Process
 from fedtmle.engine.office import resume
+from fedtmle.engine.process import Process
 from fedtmle.engine.runs import RunFolder, RunState, RunStatus
 from fedtmle.runtime import ledger
 from fedtmle.studies.home import Home

@@ -14,11 +14,10 @@ from cryptography.hazmat.primitives import serialization
 from typer.testing import CliRunner, Result
 
 from fedtmle.cli import app
-from fedtmle.deploy.authority import authority_of, install, request, sign
 from fedtmle.deploy.kits import Deployment, Kit, Role, read_deployment, read_kit
-from fedtmle.deploy.provision import add_silo, provision, remove_silo
+from fedtmle.deploy.provision import add_silo, authority_of, install, provision, remove_silo, request, sign
 from fedtmle.deploy.validity import invalidity, invalidity_now
-from fedtmle.engine.dispatch import revoked
+from fedtmle.engine.runs import revoked
 from fedtmle.errors import InputError
 
 DAYS = 900

@@ -26,8 +26,7 @@ from fedtmle.engine.site import open_endpoint
 from fedtmle.errors import InputError, JournalError
 from fedtmle.protocol.plan import Plan
 from fedtmle.runtime import ledger
-from fedtmle.runtime.documents import write_document
-from fedtmle.runtime.journal import scan
+from fedtmle.runtime.journal import scan, write_document
 from fedtmle.runtime.session import InProcess
 from fedtmle.studies.home import Home, open_party
 from fedtmle.studies.over import run_over

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
-from fedtmle.deploy import authority, processes
+from fedtmle.deploy import processes, provision
+from fedtmle.deploy.demo import await_silos, silo_kit
 from fedtmle.deploy.doctor import examine
 from fedtmle.deploy.kits import Kit, read_kit
-from fedtmle.deploy.local import await_silos, silo_kit
+from fedtmle.deploy.launch import presence
 from fedtmle.deploy.parties import start_server, start_silo
-from fedtmle.deploy.presence import presence
 from tests.deploy import faults
 from tests.deploy.clock import DAY, WrongClock, needs_compiler
 from tests.deploy.rig import Rig, same
@@ -58,8 +58,8 @@ def valid_later(rig: Rig, kit: Kit, seconds: float, patch: pytest.MonkeyPatch) -
     """Replace a silo's certificate by one that begins in so many seconds."""
     old = x509.load_pem_x509_certificate(kit.certificate.read_bytes())
     with patch.context() as inner:
-        inner.setattr(authority, "BACKDATED", -timedelta(seconds=seconds))
-        new = authority.authority_of(rig.made).reissue(kit.site, old, old.public_key(), 100)
+        inner.setattr(provision, "BACKDATED", -timedelta(seconds=seconds))
+        new = provision.authority_of(rig.made).reissue(kit.site, old, old.public_key(), 100)
     kit.certificate.write_bytes(new)
 
 

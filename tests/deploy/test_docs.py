@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from fedtmle.deploy.local import free_port
+from fedtmle.deploy.demo import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 DOCS = (Path(__file__).parents[2] / "docs" / "deploy.md").read_text(encoding="utf-8")

@@ -14,10 +14,9 @@ import pytest
 
 import fedtmle as ft
 from fedtmle.deploy import processes
-from fedtmle.deploy.demo import write_example
+from fedtmle.deploy.demo import await_silos, local_deployment, silo_kit, write_example
 from fedtmle.deploy.kits import Role, read_kit
 from fedtmle.deploy.launch import RunsHere, follow
-from fedtmle.deploy.local import await_silos, local_deployment, silo_kit
 from fedtmle.deploy.parties import start_server, start_silo
 from fedtmle.deploy.provision import provision
 from fedtmle.engine.office import cancel

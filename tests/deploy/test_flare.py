@@ -24,21 +24,20 @@ import psutil
 import pytest
 
 import fedtmle as ft
-from fedtmle.deploy import policy
-from fedtmle.deploy.demo import write_example
+from fedtmle.deploy import kits
+from fedtmle.deploy.demo import local_deployment, silo_kit, write_example
 from fedtmle.deploy.doctor import examine
 from fedtmle.deploy.kits import Deployment, Kit, read_kit
 from fedtmle.deploy.launch import RunsHere, follow
-from fedtmle.deploy.local import local_deployment, silo_kit
 from fedtmle.deploy.processes import descendants, running
 from fedtmle.deploy.provision import provision
-from fedtmle.deploy.session import engine_session
-from fedtmle.engine import jobs
+from fedtmle.engine import flare_server
 from fedtmle.engine.runs import RunFolder, RunState, RunStatus
 from fedtmle.runtime import ledger
-from fedtmle.runtime.documents import Document
+from fedtmle.runtime.journal import Document
 from fedtmle.studies.home import Home
 from fedtmle.studyfile.file import StudyFile, read_study
+from tests.deploy.session import engine_session
 from tests.deploy.tap import forms, sent, write_hook
 from tests.engine.lines import approve
 
@@ -85,10 +84,10 @@ def _with_canary(study: Path) -> Path:
 
 
 def _rogue(kit: Kit) -> None:
-    policy.write_policy(kit)
+    kits.write_policy(kit)
     if kit.site == "server":
         local = kit.path / "local"
-        rights = {"format_version": "1.0", "permissions": {policy.ADMIN_ROLE: "any"}}
+        rights = {"format_version": "1.0", "permissions": {kits.ADMIN_ROLE: "any"}}
         (local / "authorization.json").write_text(json.dumps(rights))
         resources = json.loads((local / "resources.json").read_text())
         (local / "resources.json").write_text(json.dumps({**resources, "class_allow_list": ["*"]}))
@@ -122,7 +121,7 @@ def job_of(rig: Rig, folder: Path, run: str) -> Path:
     meta = {"name": run, "resource_spec": {}, "min_clients": 3, "mandatory_clients": sites}
     meta |= {"deploy_map": {"coordinator": ["server"], "silo": sites}}
     (job / "meta.json").write_text(json.dumps(meta))
-    server, silo = jobs.server_config(run), jobs.silo_config({"study": study, "plan": "00"})
+    server, silo = flare_server.server_config(run), flare_server.silo_config({"study": study, "plan": "00"})
     (job / "coordinator" / "config" / "config_fed_server.json").write_text(json.dumps(server))
     (job / "silo" / "config" / "config_fed_client.json").write_text(json.dumps(silo))
     return job

@@ -12,16 +12,16 @@ import pytest
 from typer.testing import CliRunner
 
 from fedtmle.cli import app
-from fedtmle.cli.exits import Exit
-from fedtmle.deploy.health import HELP, exposition, is_well, samples, serve, set_port
+from fedtmle.cli.base import Exit
+from fedtmle.deploy.demo import free_port
+from fedtmle.deploy.doctor import HELP, exposition, is_well, samples, serve, set_port
 from fedtmle.deploy.kits import Kit, Role, read_kit
-from fedtmle.deploy.local import free_port
 from fedtmle.deploy.provision import provision
 from fedtmle.engine.coordinate import Coordination
 from fedtmle.engine.post import Desk, Notice, studies_folder
 from fedtmle.engine.runs import Move, RunFolder, RunStatus, Terms, sites
-from fedtmle.runtime import accounts, ledger
-from fedtmle.runtime.documents import write_document
+from fedtmle.runtime import ledger
+from fedtmle.runtime.journal import write_document
 from fedtmle.studies.home import Home
 from fedtmle.studyfile.file import StudyFile, file_plan
 from tests.engine.lines import approve, line, study_of
@@ -67,7 +67,7 @@ def numbers(kit: Kit) -> dict[str, float]:
 
 def test_a_silos_numbers_are_those_of_its_ledger(study: StudyFile, kit: Kit) -> None:
     home = Home.of(study.silos["hospital 1"])
-    (account,) = accounts.studies(ledger.read(home.ledger_path))
+    (account,) = ledger.studies(ledger.read(home.ledger_path))
     decided = [entry["decision"] for entry in ledger.read(home.ledger_path)]
     found = numbers(kit)
     assert found["answered_bits_total"] == account.bits > 0

@@ -20,18 +20,17 @@ from typer.testing import CliRunner, Result
 
 import fedtmle as ft
 from fedtmle.cli import app
-from fedtmle.cli.exits import Exit
+from fedtmle.cli.base import Exit
 from fedtmle.demo import IHDP
 from fedtmle.deploy.demo import RARE, Comparison, write_example
 from fedtmle.deploy.doctor import examine
-from fedtmle.deploy.kits import Deployment, Kit, Role, read_deployment, read_kit
+from fedtmle.deploy.kits import Deployment, Kit, Role, place_storage, read_deployment, read_kit
 from fedtmle.deploy.launch import RunsHere
-from fedtmle.deploy.policy import place_storage
 from fedtmle.deploy.processes import engine_environment
 from fedtmle.deploy.provision import provision
 from fedtmle.engine.runs import RunFolder, RunState, RunStatus
 from fedtmle.errors import InputError
-from fedtmle.runtime.documents import write_document
+from fedtmle.runtime.journal import write_document
 from fedtmle.studyfile.file import read_study
 
 runner = CliRunner(env={"COLUMNS": "80", "NO_COLOR": "1"})

@@ -9,14 +9,12 @@ from pathlib import Path
 import pytest
 
 from fedtmle.deploy import processes
-from fedtmle.deploy.authority import authority_of, install, request, sign
+from fedtmle.deploy.demo import await_silos, silo_kit
 from fedtmle.deploy.doctor import examine
 from fedtmle.deploy.kits import Kit, read_deployment, read_kit
-from fedtmle.deploy.launch import RunsHere
-from fedtmle.deploy.local import await_silos, silo_kit
+from fedtmle.deploy.launch import RunsHere, presence
 from fedtmle.deploy.parties import start_server, start_silo
-from fedtmle.deploy.presence import presence
-from fedtmle.deploy.provision import add_silo, remove_silo, renew_server
+from fedtmle.deploy.provision import add_silo, authority_of, install, remove_silo, renew_server, request, sign
 from fedtmle.engine.runs import RunState
 from fedtmle.errors import ProtocolError
 from fedtmle.studies.home import Home

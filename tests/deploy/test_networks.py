@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from fedtmle.deploy import processes
-from fedtmle.deploy.local import silo_kit
+from fedtmle.deploy.demo import silo_kit
+from fedtmle.deploy.launch import presence
 from fedtmle.deploy.parties import start_silo
-from fedtmle.deploy.presence import presence
 from tests.deploy.rig import Rig, same
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]

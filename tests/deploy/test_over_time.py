@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fedtmle.deploy.demo import compare, run_here
+from fedtmle.deploy.demo import approve_everywhere, compare, local_deployment, run_here
 from fedtmle.deploy.launch import RunsHere, follow, show
-from fedtmle.deploy.local import approve_everywhere, local_deployment
 from fedtmle.engine.runs import RunState
 from fedtmle.studyfile.file import read_study
 from tests.regimes.test_files import write as write_regimes

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from fedtmle.deploy import processes
-from fedtmle.deploy.demo import compare, run_here
+from fedtmle.deploy.demo import approve_everywhere, compare, local_deployment, run_here
 from fedtmle.deploy.kits import Deployment
 from fedtmle.deploy.launch import RunsHere
-from fedtmle.deploy.local import approve_everywhere, local_deployment
 from fedtmle.engine.runs import RunFolder, RunState, sites
-from fedtmle.runtime import ledger, noise
+from fedtmle.runtime import ledger
+from fedtmle.runtime import silo as silo_module
 from fedtmle.runtime.silo import Silo
 from fedtmle.studies.home import Home
 from fedtmle.studyfile.file import StudyFile, file_plan, read_study
@@ -131,7 +131,7 @@ def check_same(noisy: Noisy, study: StudyFile, run: RunFolder, patch: pytest.Mon
         return next(left[silo_of[0]])
 
     patch.setattr(Silo, "step", stepped)
-    patch.setattr(noise, "discrete_gaussian", drawn)
+    patch.setattr(silo_module, "discrete_gaussian", drawn)
     embedded = run_here(study)
     assert all(next(draws, None) is None for draws in left.values())  # each was needed
     compared = compare(embedded, run, run.status(), start_up=0.0, stopping=0.0)

@@ -10,8 +10,8 @@ import psutil
 import pytest
 
 from fedtmle.deploy import processes
+from fedtmle.deploy.demo import await_silos, silo_kit
 from fedtmle.deploy.kits import read_kit
-from fedtmle.deploy.local import await_silos, silo_kit
 from fedtmle.deploy.parties import start_server, start_silo
 from tests.deploy.rig import Rig, process_of, same
 

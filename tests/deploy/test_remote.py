@@ -14,9 +14,8 @@ import pytest
 
 import fedtmle as ft
 from fedtmle.deploy import processes
-from fedtmle.deploy.demo import write_example
+from fedtmle.deploy.demo import approve_everywhere, local_deployment, write_example
 from fedtmle.deploy.kits import Deployment, Role, read_kit
-from fedtmle.deploy.local import approve_everywhere, local_deployment
 from fedtmle.deploy.parties import start_server
 from fedtmle.deploy.provision import add_statistician, remove_statistician
 from fedtmle.engine.runs import Move, RunFolder, RunState

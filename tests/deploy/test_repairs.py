@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from fedtmle.deploy import processes
+from fedtmle.deploy.demo import approve_everywhere, silo_kit
 from fedtmle.deploy.doctor import examine
-from fedtmle.deploy.local import approve_everywhere, silo_kit
-from fedtmle.deploy.presence import server_trouble
+from fedtmle.deploy.launch import server_trouble
 from fedtmle.engine.office import resume
 from fedtmle.engine.post import Standing
 from fedtmle.engine.runs import RunFolder, RunState

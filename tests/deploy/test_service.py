@@ -18,11 +18,10 @@ from typer.testing import CliRunner
 
 from fedtmle.cli import app
 from fedtmle.deploy.kits import Deployment, Kit, Role, read_kit
+from fedtmle.deploy.parties import unit
 from fedtmle.deploy.processes import record_of, running, wait_until
 from fedtmle.deploy.provision import provision
-from fedtmle.deploy.service import unit
-from fedtmle.engine.alive import Process
-from fedtmle.engine.logs import KEPT_DAYS, LONGEST_LOG, tidy
+from fedtmle.engine.process import KEPT_DAYS, LONGEST_LOG, Process, tidy
 from fedtmle.errors import InputError
 
 ANALYZE = shutil.which("systemd-analyze")

@@ -14,7 +14,7 @@ import psutil
 from fedtmle.deploy import processes
 from fedtmle.deploy.processes import wait_until
 from fedtmle.deploy.supervisor import LONGEST_PAUSE, RESTART_PAUSE, next_pause
-from fedtmle.engine.alive import Process
+from fedtmle.engine.process import Process
 
 # An engine that starts a job in a session of its own, as FLARE does, and waits.
 ENGINE = (

@@ -10,14 +10,19 @@ from pathlib import Path
 import pytest
 
 from fedtmle.deploy import processes
-from fedtmle.deploy.demo import write_example
-from fedtmle.deploy.doctor import Finding, examine
+from fedtmle.deploy.demo import (
+    approve_everywhere,
+    await_silos,
+    free_port,
+    local_deployment,
+    silo_kit,
+    write_example,
+)
+from fedtmle.deploy.doctor import EXCEPTIONS, VARIABLES, Finding, ProxyError, connected, examine, proxy_for
 from fedtmle.deploy.kits import Kit, read_kit
 from fedtmle.deploy.launch import RunsHere
-from fedtmle.deploy.local import approve_everywhere, await_silos, free_port, local_deployment, silo_kit
 from fedtmle.deploy.parties import start_silo
 from fedtmle.deploy.provision import provision
-from fedtmle.deploy.tunnel import EXCEPTIONS, VARIABLES, ProxyError, connected, proxy_for
 from fedtmle.engine.runs import RunState
 from fedtmle.studyfile.file import read_study
 from tests.deploy.proxy import TunnelProxy

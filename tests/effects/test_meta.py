@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from scipy import optimize, stats
 
-from fedtmle.results.inference import Row
-from fedtmle.results.meta import heterogeneity, leave_one_out, random_effects
+from fedtmle.results.inference import Row, heterogeneity, leave_one_out, random_effects
 from fedtmle.targets.effects.estimands import Scale
 
 # Colditz et al. (1994), the 13 trials of the BCG vaccine: cases and others, vaccinated and not.

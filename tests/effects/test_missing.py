@@ -15,9 +15,8 @@ from scipy import stats
 import fedtmle as ft
 from fedtmle.data import DataErrors, load_all, read_silo_file
 from fedtmle.errors import InputError
-from fedtmle.model.draws import chi_square, normal_quantile, stream_key, uniform_stream, uniforms
-from fedtmle.programs.imputation import _poisson_quantile
-from fedtmle.programs.rubin import combine
+from fedtmle.model.budget import chi_square, normal_quantile, stream_key, uniform_stream, uniforms
+from fedtmle.programs.imputation import _poisson_quantile, combine
 from fedtmle.protocol.plan import roster
 from fedtmle.protocol.policy import UNGUARDED
 from fedtmle.studies.preview import preview

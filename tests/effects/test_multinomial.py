@@ -98,8 +98,7 @@ def test_the_order_of_the_arms_changes_nothing(kind: type, ridge: float) -> None
 
 
 def test_a_ridge_on_two_classes_is_that_of_a_glm() -> None:
-    from fedtmle.initial.glm import Ridge
-    from fedtmle.initial.multinomial import ClassRidge
+    from fedtmle.initial.glm import ClassRidge, Ridge
 
     eps, free = np.array([0.7, -0.3, 1.1]), np.array([1.0, 0.0, 0.0])
     of_glm, of_classes = Ridge(0.2, free), ClassRidge(0.2, free, 2)

@@ -41,9 +41,9 @@ from fedtmle.model.exact import Sums
 from fedtmle.model.table import Table
 from fedtmle.model.types import Array
 from fedtmle.programs.noisy import study_design
-from fedtmle.protocol.noisy import PLACES, NoisySums
-from fedtmle.runtime.noise import with_noise
+from fedtmle.protocol.sums import PLACES, NoisySums
 from fedtmle.runtime.rows import LocalRows
+from fedtmle.runtime.silo import with_noise
 from fedtmle.studyfile.schema import schema_of
 from fedtmle.targets.effects.noisy import GradientColumns, GramColumns, OneStepColumns
 from tests.declare import declare

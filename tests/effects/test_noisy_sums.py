@@ -18,17 +18,16 @@ import fedtmle as ft
 from fedtmle.data import load_all
 from fedtmle.initial.glm import FittedGLM
 from fedtmle.model.exact import Sums
-from fedtmle.model.statistics import AbstractPrivateColumns
-from fedtmle.model.table import Table
+from fedtmle.model.table import AbstractPrivateColumns, Table
 from fedtmle.model.types import Array, upper_pairs
 from fedtmle.programs.flow import StudyProgram
 from fedtmle.programs.noisy_fit import shrunk_root
 from fedtmle.protocol.guard import Guard, RefusalError
 from fedtmle.protocol.messages import Reason
-from fedtmle.protocol.noisy import PLACES, NoisySums
 from fedtmle.protocol.policy import Policy
-from fedtmle.runtime.noise import with_noise
+from fedtmle.protocol.sums import PLACES, NoisySums
 from fedtmle.runtime.rows import LocalRows
+from fedtmle.runtime.silo import with_noise
 from fedtmle.studyfile.schema import schema_of
 from fedtmle.targets.effects.noisy import COUNT_SCALE, SQUARE_SCALE, GradientColumns, OneStepColumns
 from tests import kinds

@@ -15,7 +15,7 @@ from fedtmle.cli import app
 from fedtmle.errors import InputError
 from fedtmle.model.kernels import column_sums
 from fedtmle.programs.diagnostics import ladder_columns
-from fedtmle.results import overlap
+from fedtmle.results import sensitivity
 from fedtmle.text.result import render
 from tests.effects.studies import NEWTON, Columns, change, cut, expit, finish
 from tests.narrow import targeted
@@ -81,17 +81,17 @@ def test_good_overlap_is_left_alone() -> None:
 @pytest.mark.parametrize(
     ("support", "said"),
     [
-        (overlap.Support(name="m", effective=24.9, records=100, largest_share=0.05), "count as 24.9"),
-        (overlap.Support(name="m", effective=25.0, records=100, largest_share=0.05), None),
-        (overlap.Support(name="m", effective=49.0, records=100, largest_share=0.11), "up to 11%"),
-        (overlap.Support(name="m", effective=49.0, records=100, largest_share=0.10), None),
-        (overlap.Support(name="m", effective=50.0, records=100, largest_share=0.11), None),
-        (overlap.Support(name="m", effective=19.9, records=None, largest_share=0.01), "of 19.9"),
-        (overlap.Support(name="m", effective=20.0, records=None, largest_share=0.9), None),
+        (sensitivity.Support(name="m", effective=24.9, records=100, largest_share=0.05), "count as 24.9"),
+        (sensitivity.Support(name="m", effective=25.0, records=100, largest_share=0.05), None),
+        (sensitivity.Support(name="m", effective=49.0, records=100, largest_share=0.11), "up to 11%"),
+        (sensitivity.Support(name="m", effective=49.0, records=100, largest_share=0.10), None),
+        (sensitivity.Support(name="m", effective=50.0, records=100, largest_share=0.11), None),
+        (sensitivity.Support(name="m", effective=19.9, records=None, largest_share=0.01), "of 19.9"),
+        (sensitivity.Support(name="m", effective=20.0, records=None, largest_share=0.9), None),
     ],
 )
-def test_the_thresholds_are_where_they_are_said_to_be(support: overlap.Support, said: str | None) -> None:
-    warnings = overlap._support_warnings(support)
+def test_the_thresholds_are_where_they_are_said_to_be(support: sensitivity.Support, said: str | None) -> None:
+    warnings = sensitivity._support_warnings(support)
     assert (said is None) == (not warnings)
     assert said is None or said in warnings[0]
 
@@ -195,7 +195,7 @@ def test_the_guard_judges_every_root_of_the_products_that_a_ladder_tells(target:
 
 
 def test_at_the_studys_own_bound_the_ladder_is_the_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedtmle.targets.effects.ladder.MULTIPLES", (1.0,))
+    monkeypatch.setattr("fedtmle.targets.effects.balance.MULTIPLES", (1.0,))
     result = ft.run(study(ft.RR), silos(people(900, 6, slope=2.0)))
     (rung,) = result.document["ladder"]
     own, again = result.document["estimates"][0], rung["estimates"][0]

@@ -17,17 +17,16 @@ import pytest
 import fedtmle as ft
 from fedtmle import solver
 from fedtmle.errors import DataError, FitError, InputError
-from fedtmle.initial.formula import parse_formula
 from fedtmle.initial.glm import AbstractResponse, GLMModel
 from fedtmle.initial.own import OwnIntercept, ProfiledModel, by_silo, own_formula
+from fedtmle.initial.syntax import parse_formula
 from fedtmle.model.exact import GRID_BITS
-from fedtmle.model.families import Family
 from fedtmle.model.leverage import RowSpace
-from fedtmle.model.profile import Profiled
+from fedtmle.model.submodels import Profiled
 from fedtmle.model.table import SILO, Factor, Table
-from fedtmle.model.types import Array, Part, unpack
+from fedtmle.model.types import Array, Family, Part, unpack
 from fedtmle.privacy.answers import Submodels, explain
-from fedtmle.programs.own import OwnIntercepts, own_intercepts
+from fedtmle.programs.superlearner import OwnIntercepts, own_intercepts
 from fedtmle.protocol import messages
 from fedtmle.protocol.messages import Ask, Close
 from fedtmle.protocol.plan import Plan

@@ -15,9 +15,9 @@ from fedtmle.model.table import Table
 from fedtmle.protocol.sites import OwnStatus
 from fedtmle.studies.preflight import preflight
 from fedtmle.studies.validate import validate
+from fedtmle.targets.effects.moments import EffectRows
 from fedtmle.targets.effects.prepare import Preparation
-from fedtmle.targets.effects.rows import EffectRows
-from fedtmle.text.preflight import render
+from fedtmle.text.preflight import render_preflight
 from tests.effects.studies import change, expit
 from tests.studies.test_silo_variable import HOSPITALS, hospitals, study, write
 
@@ -117,7 +117,7 @@ def test_preflight_and_validate_warn_before_anything_runs(tmp_path: Path) -> Non
     view = preflight(study(""), hospitals(400))
     (warning,) = view.warnings
     assert "'a' and 'y' differ between silos" in warning
-    assert "Warning: 'a' and 'y' differ" in render(view)
+    assert "Warning: 'a' and 'y' differ" in render_preflight(view)
     assert preflight(study(), hospitals(400)).warnings == ()
     path = write(tmp_path, hospitals(400))
     assert validate(path).warnings == ()

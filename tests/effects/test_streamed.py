@@ -31,7 +31,7 @@ CODED = ft.Coded(tolerance=1e-4)
 
 @pytest.fixture(autouse=True)
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedtmle.data.duck._VECTORS_PER_BATCH", 1)
+    monkeypatch.setattr("fedtmle.data.files._VECTORS_PER_BATCH", 1)
     monkeypatch.setattr("fedtmle.model.parallel.BLOCK", 700)
 
 
@@ -205,7 +205,7 @@ def test_the_digest_sees_every_cell_and_no_batch(tmp_path: Path, monkeypatch: py
         return table.digest
 
     first = digest(frame)
-    monkeypatch.setattr("fedtmle.data.duck._VECTORS_PER_BATCH", 2)
+    monkeypatch.setattr("fedtmle.data.files._VECTORS_PER_BATCH", 2)
     assert digest(frame) == first
     for column, value in (("w", 0.125), ("site", "south" if frame["site"][4_000] != "south" else "north")):
         changed = frame.copy()

@@ -8,10 +8,9 @@ from pathlib import Path
 from fedtmle.deploy.demo import write_example
 from fedtmle.engine import frames
 from fedtmle.engine.coordinate import Seal
-from fedtmle.engine.endpoint import Endpoint
 from fedtmle.engine.frames import Answer, Declined, Reply
 from fedtmle.engine.runs import Move, RunFolder, Terms, server_key, sites
-from fedtmle.engine.site import open_endpoint
+from fedtmle.engine.site import Endpoint, open_endpoint
 from fedtmle.errors import DeadlineError, RefusedError
 from fedtmle.studies.home import Home
 from fedtmle.studyfile.file import StudyFile, file_plan, read_study

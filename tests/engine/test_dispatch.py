@@ -15,11 +15,24 @@ import psutil
 import pytest
 
 from fedtmle.engine import runs
-from fedtmle.engine.alive import Process
-from fedtmle.engine.dispatch import FRESH, MAX_LOST, NOT_CONNECTED, START_LIMIT, Dispatcher
-from fedtmle.engine.jobs import packed_job
+from fedtmle.engine.flare_server import packed_job
 from fedtmle.engine.post import LONGEST_STUDY, SiloReport, Standing
-from fedtmle.engine.runs import TRANSITIONS, Move, MoveError, RunFolder, RunState, RunStatus, Terms, sites
+from fedtmle.engine.process import Process
+from fedtmle.engine.runs import (
+    FRESH,
+    MAX_LOST,
+    NOT_CONNECTED,
+    START_LIMIT,
+    TRANSITIONS,
+    Dispatcher,
+    Move,
+    MoveError,
+    RunFolder,
+    RunState,
+    RunStatus,
+    Terms,
+    sites,
+)
 from fedtmle.studyfile.file import StudyFile, file_plan
 from tests.engine.lines import going_on, study_of
 

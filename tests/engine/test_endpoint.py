@@ -17,13 +17,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedtmle.cli.ledger import titles
-from fedtmle.deploy.studies import came_to, words
+from fedtmle.cli.silo import titles
+from fedtmle.deploy.parties import came_to, words
 from fedtmle.engine import frames
-from fedtmle.engine.endpoint import Endpoint
 from fedtmle.engine.frames import Answer, Declined, Ready, Reply, Waiting
 from fedtmle.engine.runs import server_key, site_name, sites
-from fedtmle.engine.site import _lock, open_endpoint
+from fedtmle.engine.site import Endpoint, _lock, open_endpoint
 from fedtmle.errors import DecodeError, InputError
 from fedtmle.protocol import messages
 from fedtmle.protocol.messages import Open, Opened

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 import pytest
 
 from fedtmle.engine import flare, frames
-from fedtmle.engine.endpoint import Endpoint
 from fedtmle.engine.flare import FlareFederation
 from fedtmle.engine.frames import Answer, Declined, Reply, Waiting
+from fedtmle.engine.site import Endpoint
 from fedtmle.errors import DeadlineError, RefusedError
 
 SITES = {"north": "north", "south": "south"}
@@ -78,7 +78,7 @@ def test_a_silo_that_declines_ends_the_exchange(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_request_that_is_repeated_while_it_is_computed_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedtmle.engine.endpoint.BUSY_AFTER", 0.1)
+    monkeypatch.setattr("fedtmle.engine.site.BUSY_AFTER", 0.1)
     release = threading.Event()
 
     class Slow:

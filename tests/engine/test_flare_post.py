@@ -14,7 +14,7 @@ from nvflare.apis.fl_context import FLContext
 
 from fedtmle.engine.flare_post import SiloPost, keep_json
 from fedtmle.engine.flare_server import ServerDesk
-from fedtmle.engine.logs import write_log
+from fedtmle.engine.process import write_log
 
 
 @pytest.fixture

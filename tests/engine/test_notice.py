@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fedtmle.engine.notice import command_of, notice_of, set_command, tell, tell_later
+from fedtmle.engine.post import command_of, notice_of, set_command, tell, tell_later
 from fedtmle.errors import InputError
 
 
@@ -50,7 +50,7 @@ def test_a_command_that_fails_is_tried_again_and_said_in_the_log(
 
 
 def test_a_command_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedtmle.engine.notice.LIMIT", 0.3)
+    monkeypatch.setattr("fedtmle.engine.post.LIMIT", 0.3)
     assert "longer than 0.3 s" in tell(["/bin/sleep", "30"], {})
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from fedtmle.engine.alive import Process
 from fedtmle.engine.office import (
     COORDINATOR,
     PIECE,
@@ -28,6 +27,7 @@ from fedtmle.engine.office import (
     write_message,
 )
 from fedtmle.engine.post import LONGEST_STUDY, MAX_STUDIES
+from fedtmle.engine.process import Process
 from fedtmle.engine.runs import Move, RunFolder, RunState, RunStatus
 from fedtmle.errors import DecodeError
 from fedtmle.studyfile.file import StudyFile, file_plan

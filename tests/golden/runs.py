@@ -22,7 +22,7 @@ import pandas as pd
 
 import fedtmle as ft
 from fedtmle.algorithms.base import AbstractAlgorithm
-from fedtmle.runtime import noise
+from fedtmle.runtime import silo as silo_module
 from fedtmle.studies.preflight import preflight
 from fedtmle.studyfile.file import read_study
 from fedtmle.studyfile.template import write_template
@@ -410,7 +410,7 @@ def private(study: ft.Study, _: Path) -> Any:
     def drawn(variance: Fraction, _below: object) -> int:
         return round(public.gauss(0.0, math.sqrt(variance)))
 
-    with patch.object(noise, "discrete_gaussian", drawn):
+    with patch.object(silo_module, "discrete_gaussian", drawn):
         return ft.run(study, cohort())
 
 

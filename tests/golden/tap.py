@@ -30,8 +30,8 @@ from fedtmle.algorithms.base import AbstractAlgorithm
 from fedtmle.algorithms.optimizers import AbstractOptimizer
 from fedtmle.initial.glm import AbstractResponse
 from fedtmle.model.problem import AbstractProblem
-from fedtmle.model.statistics import AbstractBins, AbstractBoundedColumns
 from fedtmle.model.submodel import AbstractNormaliser
+from fedtmle.model.table import AbstractBins, AbstractBoundedColumns
 from fedtmle.protocol.codes import AbstractCode
 from fedtmle.protocol.query import AbstractQuery
 from fedtmle.runtime.silo import Silo

@@ -11,8 +11,7 @@ import fedtmle as ft
 from fedtmle.model.table import Table
 from fedtmle.programs.target import AbstractTarget, BegunStudy, StartedTarget
 from fedtmle.protocol.query import Flow
-from fedtmle.targets.on_columns import OnColumns
-from fedtmle.targets.residuals import Residual, ResidualProblem
+from fedtmle.targets.residuals import OnColumns, Residual, ResidualProblem
 
 
 class LyingMean(ft.Mean):  # type: ignore[misc]  # a final class, broken on purpose

@@ -18,7 +18,7 @@ from fedtmle.errors import JournalError
 from fedtmle.protocol.plan import Member, Plan
 from fedtmle.protocol.policy import Policy
 from fedtmle.runtime.journal import MemoryJournal
-from fedtmle.runtime.keeper import Keeper
+from fedtmle.runtime.records import Keeper
 from fedtmle.runtime.rows import read_rows
 from fedtmle.runtime.session import Finished, InProcess, Session
 from fedtmle.runtime.signing import SigningKey

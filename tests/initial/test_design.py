@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from fedtmle.errors import DataError, InputError
 from fedtmle.initial.design import column_names, design, scaled_design
-from fedtmle.initial.formula import parse_formula
-from fedtmle.initial.syntax import Categorical, Formula, Name
+from fedtmle.initial.syntax import Categorical, Formula, Name, parse_formula
 from fedtmle.model.table import Factor, Table
 from fedtmle.model.types import Array
 from tests.initial.test_formula import formulas, variables

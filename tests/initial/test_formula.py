@@ -7,14 +7,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedtmle.errors import InputError
-from fedtmle.initial.formula import MAX_DEPTH, MAX_LENGTH, FormulaError, parse_formula
 from fedtmle.initial.syntax import (
+    MAX_DEPTH,
+    MAX_LENGTH,
     Arithmetic,
     BSpline,
     Categorical,
     Chain,
     Computed,
     Formula,
+    FormulaError,
     Name,
     NaturalSpline,
     Negative,
@@ -24,6 +26,7 @@ from fedtmle.initial.syntax import (
     Term,
     TermVariable,
     Transformed,
+    parse_formula,
 )
 from tests.premise import Premise
 

@@ -13,11 +13,9 @@ import fedtmle as ft
 from fedtmle.errors import DecodeError, InputError, ProtocolError
 from fedtmle.initial.crossfit import Folds
 from fedtmle.initial.glm import GLM
-from fedtmle.initial.pilot import Pilot
-from fedtmle.initial.superlearner import SuperLearner
-from fedtmle.initial.trees import GradientBoostedTrees, TreeEnsemble
-from fedtmle.model.families import Family
+from fedtmle.initial.superlearner import GradientBoostedTrees, Pilot, SuperLearner, TreeEnsemble
 from fedtmle.model.table import Table
+from fedtmle.model.types import Family
 from fedtmle.protocol.codes import BitWriter, decode, encode
 from fedtmle.protocol.learners import AbstractLocalFit, GLMFormat, ModelsQuery
 from fedtmle.protocol.query import Local, Phase

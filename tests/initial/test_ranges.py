@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from fedtmle.errors import InputError
-from fedtmle.initial.design import columns_of
-from fedtmle.initial.formula import parse_formula
-from fedtmle.initial.ranges import Range, column_exponents, column_ranges
+from fedtmle.initial.design import Range, column_exponents, column_ranges, columns_of
+from fedtmle.initial.syntax import parse_formula
 from fedtmle.model.table import Factor, Table
 
 LEVELS = {"site": ("a", "b", "c")}

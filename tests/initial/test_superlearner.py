@@ -13,15 +13,16 @@ from scipy.optimize import nnls
 from fedtmle.errors import DecodeError, InputError
 from fedtmle.initial.crossfit import CrossFitted, Folds
 from fedtmle.initial.glm import GLM, Supplied
-from fedtmle.initial.pilot import Pilot
 from fedtmle.initial.superlearner import (
+    GradientBoostedTrees,
     PerSilo,
+    Pilot,
     SuperLearned,
     SuperLearner,
+    TreeEnsemble,
     formulas,
     simplex_weights,
 )
-from fedtmle.initial.trees import GradientBoostedTrees, TreeEnsemble
 from fedtmle.model.table import Table
 from fedtmle.protocol.plan import roster
 from fedtmle.protocol.query import Phase

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from sklearn.ensemble import GradientBoostingClassifier, GradientBoostingRegressor
 
 from fedtmle.errors import DataError, DecodeError, InputError
-from fedtmle.initial import trees
+from fedtmle.initial import superlearner
 from fedtmle.initial.design import design
-from fedtmle.initial.trees import MAX_ROUNDS, NODE, GradientBoostedTrees, TreeEnsemble
-from fedtmle.model.families import Family
+from fedtmle.initial.superlearner import MAX_ROUNDS, NODE, GradientBoostedTrees, TreeEnsemble
+from fedtmle.model.types import Family
 from fedtmle.protocol.learners import TreesFormat
 from tests.damage import damaged, flipped
 from tests.initial.silos import LEVELS, pooled_table
@@ -72,7 +72,7 @@ def test_every_leaf_has_enough_rows_and_splits_keep_no_value() -> None:
     rows = table.take(np.flatnonzero(w))
     X = design(model.formula, rows, LEVELS).astype(np.float32)
     for tree in model.trees:
-        leaves = np.bincount(trees._leaves(tree, X, model.depth), minlength=len(tree))
+        leaves = np.bincount(superlearner._leaves(tree, X, model.depth), minlength=len(tree))
         assert leaves[tree["feature"] < 0].min() >= SPEC.min_leaf
         assert (tree["value"][tree["feature"] >= 0] == 0).all()
     assert model.depth == 3

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from fedtmle.errors import InputError
-from fedtmle.initial.units import ALIASES, TIME_UNITS, UNITS, conversion, find_unit, time_unit
+from fedtmle.initial.variables import ALIASES, TIME_UNITS, UNITS, conversion, find_unit, time_unit
 
 # What one value is in another unit, from tables of conversion factors.
 KNOWN = [

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from fedtmle.errors import InputError
 from fedtmle.initial.variables import KINDS, Variable, Variables, read_variable
 from fedtmle.protocol.plan import canonical
-from fedtmle.studyfile.dictionary import variables_text
+from fedtmle.studyfile.draft import variables_text
 from fedtmle.studyfile.file import StudyFileErrors, read_study
 from tests.premise import Premise
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedtmle.model.blocks import Blocks
-from fedtmle.model.families import Family
 from fedtmle.model.submodel import GeneralisedLinear
-from fedtmle.model.types import Part, RowBound, unpack
+from fedtmle.model.submodels import Blocks
+from fedtmle.model.types import Family, Part, RowBound, unpack
 
 ALL = Part.LOSS | Part.GRADIENT | Part.HESSIAN
 PLACES = ((2, 0), (1,), (4, 3, 5))

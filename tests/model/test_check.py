@@ -12,9 +12,8 @@ import pytest
 
 from fedtmle.errors import CheckFailedError, DataError, FedTMLEError, NumericalError
 from fedtmle.model.check import FiniteLaw, check_problem
-from fedtmle.model.check_report import CheckReport, Outcome
+from fedtmle.model.check_case import CheckReport, Outcome
 from fedtmle.model.exact import Sums
-from fedtmle.model.families import Family
 from fedtmle.model.leverage import Look, PersonRows, RowSpace
 from fedtmle.model.problem import (
     AbstractProblem,
@@ -25,7 +24,7 @@ from fedtmle.model.problem import (
     second_moments,
 )
 from fedtmle.model.submodel import AbstractNormaliser, AbstractSubmodel, GeneralisedLinear, NoNormaliser
-from fedtmle.model.types import Array, IntArray, Part, RowBound, packed_size
+from fedtmle.model.types import Array, Family, IntArray, Part, RowBound, packed_size
 from fedtmle_paper.density.fluctuation import ExponentialTilt, LogisticFluctuation
 from fedtmle_paper.optimal_transport import OptimalTransport
 from fedtmle_paper.two_arm import TwoArm, TwoArmLaw

@@ -11,9 +11,8 @@ import pytest
 from fedtmle.errors import ContributionError, InputError
 from fedtmle.model import kernels, parallel
 from fedtmle.model.exact import CHUNK, Sums, beyond_bound, query_shifts
-from fedtmle.model.families import Family
 from fedtmle.model.kernels import OUTSIDE, binned_sums, column_sums
-from fedtmle.model.types import Array, Part, RowBound, UnitScaled
+from fedtmle.model.types import Array, Family, Part, RowBound, UnitScaled
 
 BACKENDS = ("numba", "numpy")
 TERMS = [(0,), (1, 1), (2,), (0, 2), (2, 1)]

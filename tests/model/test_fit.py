@@ -16,11 +16,10 @@ from scipy.optimize import minimize
 
 from fedtmle.errors import ContributionError, NumericalError
 from fedtmle.model.exact import Sums, query_shifts
-from fedtmle.model.families import Family
 from fedtmle.model.fit import START_FRACTIONS, FitStatus, LocalMinimum, _ball_minimiser, fit_local
 from fedtmle.model.leverage import Look, PersonRows, RowSpace
 from fedtmle.model.submodel import AbstractNormaliser, AbstractSubmodel, GeneralisedLinear, NoNormaliser
-from fedtmle.model.types import Array, IntArray, Part, RowBound
+from fedtmle.model.types import Array, Family, IntArray, Part, RowBound
 from tests.narrow import array
 from tests.premise import Premise
 

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 import fedtmle as ft
-from fedtmle.model.families import Family
-from fedtmle.model.grouped import GroupedLinear, LongRows
 from fedtmle.model.submodel import GeneralisedLinear
-from fedtmle.model.types import Array, Part, RowBound
+from fedtmle.model.submodels import GroupedLinear, LongRows
+from fedtmle.model.types import Array, Family, Part, RowBound
 
 BOUND = RowBound(gradient=6, curvature=6)
 COUNTS = np.array([3, 0, 2, 5, 1, 4])

@@ -17,8 +17,7 @@ import pytest
 from fedtmle.errors import ContributionError, InputError
 from fedtmle.model import kernels, parallel
 from fedtmle.model.exact import CHUNK, query_shifts
-from fedtmle.model.families import Family
-from fedtmle.model.types import Array, Part, RowBound
+from fedtmle.model.types import Array, Family, Part, RowBound
 from fedtmle_paper.density.kernel import log_mean_kernel
 
 EVERYTHING = Part.LOSS | Part.GRADIENT | Part.HESSIAN

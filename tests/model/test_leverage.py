@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
 
-from fedtmle.model.families import Family
 from fedtmle.model.leverage import (
     LEAST_RESIDUAL,
     Look,
@@ -21,7 +20,7 @@ from fedtmle.model.leverage import (
     deviations,
     largest_leverage,
 )
-from fedtmle.model.types import Array
+from fedtmle.model.types import Array, Family
 from tests.premise import Premise
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedtmle.model import kernels
-from fedtmle.model.multinomial import Multinomial
+from fedtmle.model.submodels import Multinomial
 from fedtmle.model.types import Part, RowBound, unpack
 
 ALL = Part.LOSS | Part.GRADIENT | Part.HESSIAN

@@ -11,9 +11,8 @@ import pytest
 from fedtmle.errors import ContributionError, InputError
 from fedtmle.model import kernels, parallel
 from fedtmle.model.exact import CHUNK, query_shifts
-from fedtmle.model.families import Family
 from fedtmle.model.submodel import GeneralisedLinear
-from fedtmle.model.types import Array, Part, RowBound, Scaled, matrix, scaled
+from fedtmle.model.types import Array, Family, Part, RowBound, Scaled, matrix, scaled
 
 BACKENDS = ("numba", "numpy")
 EVERYTHING = Part.LOSS | Part.GRADIENT | Part.HESSIAN

@@ -13,11 +13,17 @@ import fedtmle as ft
 from fedtmle.algorithms.base import TargetingProgram
 from fedtmle.errors import InputError
 from fedtmle.model.types import Array, Part
-from fedtmle.privacy.limit import DisclosureLimit, LimitedAttribute, at_centre
-from fedtmle.privacy.modulus import Compressed, coordinate_moduli, direction_modulus
+from fedtmle.privacy.audit import (
+    Compressed,
+    DisclosureLimit,
+    LimitedAttribute,
+    at_centre,
+    coordinate_moduli,
+    direction_modulus,
+)
 from fedtmle.protocol.plan import Plan, roster
 from fedtmle.protocol.sums import SumsQuery
-from fedtmle.runtime.replay import overhear
+from fedtmle.runtime.certificate import overhear
 from fedtmle.runtime.rows import LocalRows
 from fedtmle_paper.privacy.attacks import LinearAttack, linear_attack
 from fedtmle_paper.privacy.design import design_modulus

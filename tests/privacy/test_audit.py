@@ -13,16 +13,16 @@ from typer.testing import CliRunner
 
 import fedtmle as ft
 from fedtmle.cli import app
-from fedtmle.cli.exits import Exit
+from fedtmle.cli.base import Exit
 from fedtmle.errors import InputError
 from fedtmle.model.types import Array, Part
 from fedtmle.privacy.audit import Attacker, Audit, ColumnRisk, Continuous, Discrete, audit
 from fedtmle.protocol.coded import RoundedGradientQuery
 from fedtmle.protocol.plan import roster
 from fedtmle.protocol.query import AnsweredQuery
-from fedtmle.runtime.replay import Replayed, rehearse, replay
+from fedtmle.runtime.certificate import Replayed, rehearse, replay
+from fedtmle.runtime.ledger import Exchange, Transcript
 from fedtmle.runtime.rows import LocalRows
-from fedtmle.runtime.transcript import Exchange, Transcript
 from fedtmle.studyfile.file import study_plan
 from fedtmle_paper.two_arm import TwoArm, TwoArmRows
 from tests.privacy.studies import study_with_everything, table_of

@@ -17,7 +17,7 @@ from fedtmle.privacy.charts import chart_of
 from fedtmle.protocol.plan import roster
 from fedtmle.protocol.query import AnsweredQuery, MomentsQuery
 from fedtmle.protocol.sums import SumsQuery
-from fedtmle.runtime.replay import rehearse
+from fedtmle.runtime.certificate import rehearse
 from fedtmle.runtime.rows import LocalRows
 from fedtmle.studyfile.file import study_plan
 from fedtmle_paper.benchmark import gaussian_mixture

@@ -12,7 +12,7 @@ from scipy.optimize import minimize
 
 from fedtmle.errors import InputError
 from fedtmle.model.types import Array
-from fedtmle.privacy.modulus import BUFFER, Compressed
+from fedtmle.privacy.audit import BUFFER, Compressed
 from fedtmle_paper.privacy.design import design_modulus, kernel_floor, modulus_forms, range_slope
 from fedtmle_paper.privacy.family import design_infimum
 

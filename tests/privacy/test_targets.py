@@ -14,7 +14,7 @@ from fedtmle.privacy.answers import Submodels, explain
 from fedtmle.protocol.query import AnsweredQuery, MomentsQuery
 from fedtmle.protocol.sums import SumsQuery
 from fedtmle.runtime.rows import LocalRows
-from fedtmle.targets.on_columns import OnColumns
+from fedtmle.targets.residuals import OnColumns
 from tests.targets.test_residuals import PROBLEM, table
 
 MEAN = OnColumns(problem=ft.Mean(bounds=(-3.0, 5.0)), columns=("y",))

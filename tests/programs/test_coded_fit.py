@@ -13,16 +13,15 @@ from benchmarks.communication import random_studies
 
 import fedtmle as ft
 from fedtmle.errors import FitError
-from fedtmle.initial.glm import EveryRow, FittedGLM
-from fedtmle.initial.multinomial import FittedMultinomial
+from fedtmle.initial.glm import EveryRow, FittedGLM, FittedMultinomial
 from fedtmle.model.types import RowBound
-from fedtmle.programs.curvature import DesignColumns
+from fedtmle.programs.coded_fit import DesignColumns
 from fedtmle.protocol.outcome import Targeted
 from fedtmle.protocol.plan import roster
 from fedtmle.protocol.query import Phase
 from fedtmle.protocol.regression import FitCurvatureQuery, FitGradientQuery, Near
 from fedtmle.protocol.sums import SumsQuery
-from fedtmle.runtime.replay import heard_rounds
+from fedtmle.runtime.certificate import heard_rounds
 from fedtmle.studyfile.file import study_plan
 from tests.declare import declare
 from tests.effects.studies import VARIABLES, cut, finish, population

@@ -19,9 +19,9 @@ from fedtmle.protocol.outcome import Targeted
 from fedtmle.protocol.plan import Plan
 from fedtmle.protocol.query import AnsweredQuery
 from fedtmle.protocol.regression import FitGradientQuery
+from fedtmle.runtime.certificate import heard_rounds, overhear, replay
 from fedtmle.runtime.journal import MemoryJournal
-from fedtmle.runtime.keeper import Keeper
-from fedtmle.runtime.replay import heard_rounds, overhear, replay
+from fedtmle.runtime.records import Keeper
 from fedtmle.runtime.rows import LocalRows
 from fedtmle.runtime.session import Finished, InProcess, Session
 from fedtmle.runtime.silo import Silo

@@ -11,10 +11,10 @@ import fedtmle as ft
 from fedtmle.data import load_all
 from fedtmle.errors import RefusedError
 from fedtmle.model.leverage import PersonRows, heaviest_combination, largest_leverage
-from fedtmle.protocol.advice import about_answer, about_combination, about_periods
 from fedtmle.protocol.plan import roster
 from fedtmle.protocol.policy import Policy
-from fedtmle.runtime.keeper import Keeper
+from fedtmle.protocol.subjects import about_answer, about_combination, about_periods
+from fedtmle.runtime.records import Keeper
 from fedtmle.runtime.session import InProcess, Session
 from fedtmle.runtime.silo import Silo
 from fedtmle.solver import embedded_keys

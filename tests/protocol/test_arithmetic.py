@@ -23,8 +23,8 @@ LOCAL = {
     ("fits.py", "is_noise"),
     ("fits.py", "row_means"),
     ("fits.py", "gap_bound"),
-    ("grams.py", "space"),
-    ("grams.py", "has_rests"),
+    ("masked.py", "space"),
+    ("masked.py", "has_rests"),
     ("subjects.py", "people"),
 }
 PRODUCTS = ("dot", "vdot", "inner", "matmul", "tensordot", "einsum", "matvec", "vecdot", "vecmat", "convolve")

@@ -12,12 +12,12 @@ import fedtmle as ft
 from fedtmle.algorithms.base import TargetingProgram
 from fedtmle.errors import RefusedError
 from fedtmle.model.leverage import PersonRows
-from fedtmle.protocol.batches import FreshBatches
 from fedtmle.protocol.guard import Guard, RefusalError
 from fedtmle.protocol.messages import Reason
 from fedtmle.protocol.plan import Plan, roster
 from fedtmle.protocol.policy import Policy
-from fedtmle.runtime.keeper import Keeper
+from fedtmle.protocol.subjects import FreshBatches
+from fedtmle.runtime.records import Keeper
 from fedtmle.runtime.session import InProcess, Session
 from fedtmle.runtime.silo import Silo
 from tests.attacks import batches as attacks

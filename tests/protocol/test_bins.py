@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedtmle.errors import DecodeError
-from fedtmle.model.statistics import AbstractBins, Forecast, Group
+from fedtmle.model.table import AbstractBins, Forecast, Group
 from fedtmle.protocol.bins import BinsQuery, BinTotal, CellsCode, smallest_cell
 from fedtmle.protocol.codes import BitReader, BitWriter, decode, encode, golomb_length, golomb_order
 from fedtmle.protocol.guard import Guard

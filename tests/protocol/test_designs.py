@@ -9,10 +9,9 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from fedtmle.model.families import Family
 from fedtmle.model.submodel import GeneralisedLinear, StreamedLinear
-from fedtmle.model.types import Array, RowBound
-from fedtmle.protocol.designs import Designs, _disclosed
+from fedtmle.model.types import Array, Family, RowBound
+from fedtmle.protocol.subjects import Designs, _disclosed
 
 N = 60
 RNG = np.random.default_rng(3)

@@ -16,20 +16,19 @@ from fedtmle.algorithms.gradient import Central
 from fedtmle.data import load_all
 from fedtmle.demo import IHDP, ihdp_silos
 from fedtmle.errors import RefusedError
-from fedtmle.model.families import Family
 from fedtmle.model.leverage import PersonRows, deviations, largest_leverage
 from fedtmle.model.problem import JudgedTogether
-from fedtmle.model.types import Array, Part, upper_pairs
-from fedtmle.protocol.grams import AbstractLook, LookQuery, PeopleQuery, PooledGram
+from fedtmle.model.types import Array, Family, Part, upper_pairs
 from fedtmle.protocol.guard import Guard
 from fedtmle.protocol.looks import LookGroups, Looks, Rule, groups_left_out
+from fedtmle.protocol.masked import AbstractLook, LookQuery, PeopleQuery, PooledGram
 from fedtmle.protocol.outcome import Targeted
 from fedtmle.protocol.plan import Member, Plan
 from fedtmle.protocol.policy import UNGUARDED, Policy
 from fedtmle.protocol.query import Evaluation, Local, Query
 from fedtmle.protocol.subjects import NEAR, Subject, Union
-from fedtmle.runtime.keeper import Keeper
-from fedtmle.runtime.replay import heard_rounds
+from fedtmle.runtime.certificate import heard_rounds
+from fedtmle.runtime.records import Keeper
 from fedtmle.runtime.session import Finished, InProcess, Session
 from fedtmle.runtime.silo import Silo
 from fedtmle.studyfile.file import study_plan

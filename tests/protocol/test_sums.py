@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from fedtmle.errors import ContributionError
-from fedtmle.model.statistics import AbstractBoundedColumns
-from fedtmle.model.table import Factor, Table
+from fedtmle.model.table import AbstractBoundedColumns, Factor, Table
 from fedtmle.protocol.codes import decode, encode
 from fedtmle.protocol.sums import TallyQuery
 

@@ -15,8 +15,13 @@ from fedtmle.model.table import Factor, Table
 from fedtmle.model.types import Array, Part
 from fedtmle.targets.effects.components import AbstractRegime
 from fedtmle.targets.effects.prepare import EffectColumns
-from fedtmle.targets.regimes.chains import ChainFit, PeriodScores, SequentialRules, SequentialStep
-from fedtmle.targets.regimes.problem import RegimeProblem
+from fedtmle.targets.regimes.problem import (
+    ChainFit,
+    PeriodScores,
+    RegimeProblem,
+    SequentialRules,
+    SequentialStep,
+)
 from fedtmle.targets.regimes.timeline import Timeline
 from tests.kinds import without_example
 

@@ -21,8 +21,7 @@ from fedtmle.errors import InputError
 from fedtmle.model.table import Table
 from fedtmle.programs.flow import StudyProgram, study_details
 from fedtmle.programs.imputation import VariableResponse, imputed_variables
-from fedtmle.programs.missing import count_missing, filled, has_left, is_missing
-from fedtmle.programs.outcomes import EndOfPeriods
+from fedtmle.programs.missing import EndOfPeriods, count_missing, filled, has_left, is_missing
 from fedtmle.programs.regimes import RegimeDetails
 from fedtmle.protocol.masks import MOST_ROWS
 from fedtmle.protocol.plan import Plan, follow_alone, roster

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import fedtmle as ft
 from fedtmle.demo import IHDP, ihdp_silos
-from fedtmle.report import technical
+from fedtmle.report import page
 from fedtmle.text.result import cost
 
 DOCUMENT = ft.run(IHDP, ihdp_silos()).document
@@ -47,6 +47,6 @@ def test_the_demonstration_keeps_to_its_rounds_and_bits() -> None:
 
 
 def test_the_page_has_every_phase() -> None:
-    html = technical.sent(DOCUMENT)
+    html = page.sent(DOCUMENT)
     assert "closing (shared)" in html
     assert "sums for the estimate and its covariance" in html

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import fedtmle as ft
-from fedtmle.report import wording
+from fedtmle.report import series
 from fedtmle.report.page import render
 
 
@@ -50,8 +50,8 @@ def test_the_page_draws_one_curve_per_arm_and_lists_those_at_risk(document: dict
 
 
 def test_measures_of_time_are_words(document: dict[str, Any]) -> None:
-    assert wording.measure(document) == "risk difference"
-    assert wording.curve_measure(document) == "risk"
+    assert series.measure(document) == "risk difference"
+    assert series.curve_measure(document) == "risk"
     words = {
         "RMSTDifference": "RMST in periods",
         "TimeLost": "time lost in periods",
@@ -59,7 +59,7 @@ def test_measures_of_time_are_words(document: dict[str, Any]) -> None:
         "PolicyRisk": "risk",
     }
     for kind, expected in words.items():
-        assert wording.curve_measure({"grid": {"measure": kind}}) == expected
+        assert series.curve_measure({"grid": {"measure": kind}}) == expected
 
 
 def test_a_long_study_shows_its_curves_first_and_each_comparison_by_horizon() -> None:
@@ -85,8 +85,7 @@ def test_a_long_study_shows_its_curves_first_and_each_comparison_by_horizon() ->
 
 
 def test_names_are_shown_whole() -> None:
-    from fedtmle.report.charts import NARROW, WIDE, name_column
-    from fedtmle.report.svg import shortened
+    from fedtmle.report.charts import NARROW, WIDE, name_column, shortened
 
     name = "Universitair Ziekenhuis Nijmegen-Oost"
     assert shortened(name, name_column([name], WIDE) - 18) == name

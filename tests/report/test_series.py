@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from fedtmle.report import series
-from fedtmle.report.svg import label, log_ticks, ticks
+from fedtmle.report.charts import label, log_ticks, ticks
 from fedtmle.runtime.session import Account
 from tests.report.studies import ALGORITHMS, TARGETS, result
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import fedtmle as ft
-from fedtmle.report import checklist, wording
+from fedtmle.report import emulation, series
 from fedtmle.report.page import render
 from tests.report.studies import result
 
@@ -21,12 +21,12 @@ def document() -> dict[str, Any]:
 
 def test_an_estimand_brings_the_words_of_its_measure(document: dict[str, Any]) -> None:
     assert document["study"]["target"]["response"] == "binary"
-    assert wording.measure(document) == "risk difference" == ft.ATE.measures[0]
-    assert wording.title(document).lower().startswith("risk difference")
+    assert series.measure(document) == "risk difference" == ft.ATE.measures[0]
+    assert series.title(document).lower().startswith("risk difference")
     changed = copy.deepcopy(document)
     changed["study"]["target"] |= {"kind": "OfAnotherPackage", "measure": None}
-    assert wording.measure(changed) == "of another package"
-    assert wording.title(changed) == changed["question"]
+    assert series.measure(changed) == "of another package"
+    assert series.title(changed) == changed["question"]
 
 
 def test_labels_units_and_levels_come_from_the_dictionary(document: dict[str, Any]) -> None:
@@ -36,17 +36,17 @@ def test_labels_units_and_levels_come_from_the_dictionary(document: dict[str, An
         target["outcome"]: {"label": "Blood pressure", "unit": "mmHg"},
         target["treatment"]: {"label": "Programme", "levels": {target["arms"][1]: "exercise"}},
     }
-    assert wording.outcome(changed) == "Blood pressure (mmHg)"
-    assert wording.arm(changed, target["arms"][1]) == "exercise"
-    assert wording.arm(changed, target["arms"][0]) == target["arms"][0]
-    assert wording.component(changed, f"E[Y({target['arms'][1]})] in x") == "exercise in x"
-    assert f"Programme exercise against {target['arms'][0]}" in wording.caption(changed)
+    assert series.outcome(changed) == "Blood pressure (mmHg)"
+    assert series.arm(changed, target["arms"][1]) == "exercise"
+    assert series.arm(changed, target["arms"][0]) == target["arms"][0]
+    assert series.component(changed, f"E[Y({target['arms'][1]})] in x") == "exercise in x"
+    assert f"Programme exercise against {target['arms'][0]}" in series.caption(changed)
     changed["study"]["variables"][target["treatment"]]["label"] = "Exercise"
-    assert wording.comparison(changed) == f"exercise against {target['arms'][0]}"
+    assert series.comparison(changed) == f"exercise against {target['arms'][0]}"
 
 
 def test_the_methods_paragraph_states_what_was_done(document: dict[str, Any]) -> None:
-    paragraph = " ".join(wording.methods(document))
+    paragraph = " ".join(series.methods(document))
     for role, model in document["study"]["models"].items():
         assert model in paragraph, role
     assert f"{document['n']:,} records" in paragraph
@@ -54,7 +54,7 @@ def test_the_methods_paragraph_states_what_was_done(document: dict[str, Any]) ->
     changed = copy.deepcopy(document)
     changed["study"]["options"] |= {"folds": 7, "weights": "w", "cluster": "c"}
     changed["g_floor"] = 0.0
-    paragraph = " ".join(wording.methods(changed))
+    paragraph = " ".join(series.methods(changed))
     for expected in ("over 7 folds", "weighted by w", "clustered by c", "not truncated"):
         assert expected in paragraph
 
@@ -65,15 +65,15 @@ def test_a_checklist_links_only_to_sections_of_the_page(document: dict[str, Any]
     links = re.findall(r'href="#([^"]+)"', page)
     assert "strobe-checklist" in ids
     assert set(links) <= ids
-    items = [item for _, part in checklist.STROBE.parts for item in part]
+    items = [item for _, part in emulation.STROBE.parts for item in part]
     numbers = {int(match[0]) for item in items if (match := re.match(r"\d+", item.words))}
     assert numbers == set(range(1, 23))
 
 
 def test_a_section_that_is_missing_is_for_the_authors() -> None:
-    small = checklist.Checklist("x", "note", "source", (("Part", (checklist.Item("a", ("Here",)),)),))
-    assert 'href="#here"' in checklist.render(small, {"Here"})
-    assert checklist.AUTHORS in checklist.render(small, {"Elsewhere"})
+    small = emulation.Checklist("x", "note", "source", (("Part", (emulation.Item("a", ("Here",)),)),))
+    assert 'href="#here"' in emulation.render(small, {"Here"})
+    assert emulation.AUTHORS in emulation.render(small, {"Elsewhere"})
 
 
 def test_silos_that_stayed_away_are_counted(document: dict[str, Any]) -> None:

@@ -38,9 +38,8 @@ from fedtmle.protocol.outcome import Outcome, Targeted
 from fedtmle.protocol.plan import Member, Plan, roster
 from fedtmle.protocol.policy import UNGUARDED
 from fedtmle.runtime.journal import Journal
-from fedtmle.runtime.keeper import Keeper
 from fedtmle.runtime.ledger import Ledger, read, text
-from fedtmle.runtime.records import Record
+from fedtmle.runtime.records import Keeper, Record
 from fedtmle.runtime.rows import read_rows
 from fedtmle.runtime.session import Finished
 from fedtmle.runtime.signing import SigningKey

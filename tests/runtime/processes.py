@@ -24,12 +24,12 @@ from unittest import mock
 import msgspec
 
 from fedtmle.errors import DeadlineError
-from fedtmle.model.noise import discrete_gaussian
+from fedtmle.model.budget import discrete_gaussian
 from fedtmle.protocol.plan import Plan
-from fedtmle.runtime import noise
+from fedtmle.runtime import silo as silo_module
 from fedtmle.runtime.journal import MAGIC, FileJournal, scan
-from fedtmle.runtime.keeper import Keeper
 from fedtmle.runtime.ledger import Ledger, StudyScope
+from fedtmle.runtime.records import Keeper
 from fedtmle.runtime.session import Journalled, Session
 from fedtmle.runtime.silo import Silo
 from tests.runtime.faults import CASES, NOISY, key_of, reference
@@ -119,7 +119,7 @@ def be_silo(folder: Path, case: str, name: str) -> None:
         time.sleep(0.002)  # a moment in which it can be killed
         return drawn
 
-    mock.patch.object(noise, "discrete_gaussian", noted).start()
+    mock.patch.object(silo_module, "discrete_gaussian", noted).start()
     place = folder / f"{name}.socket"
     with contextlib.suppress(FileNotFoundError):
         place.unlink()

@@ -24,8 +24,8 @@ from fedtmle.errors import DeadlineError, JournalError, ProtocolError, RefusedEr
 from fedtmle.protocol.messages import Reason
 from fedtmle.protocol.plan import Plan
 from fedtmle.runtime.journal import MAGIC, START, Journal, frame, scan
-from fedtmle.runtime.keeper import Keeper
 from fedtmle.runtime.ledger import Ledger
+from fedtmle.runtime.records import Keeper
 from fedtmle.runtime.session import Finished, Journalled, Session
 from fedtmle.runtime.silo import Silo
 

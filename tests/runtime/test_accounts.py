@@ -13,10 +13,9 @@ from typer.testing import CliRunner
 from fedtmle.cli import app
 from fedtmle.protocol import messages
 from fedtmle.protocol.messages import Open
-from fedtmle.runtime.accounts import studies
-from fedtmle.runtime.ledger import Entry, Ledger, read
-from fedtmle.text.accounts import render
-from fedtmle.watch.follow import LedgerTail
+from fedtmle.runtime.ledger import Entry, Ledger, read, studies
+from fedtmle.text.approval import render_accounts
+from fedtmle.watch import LedgerTail
 
 PLANS = ("aa" * 32, "bb" * 32)
 
@@ -102,6 +101,8 @@ def test_the_owner_reads_it_by_study(book: Path) -> None:
 
 def test_the_title_of_a_study_passes_for_no_line_of_its_account(book: Path) -> None:
     found = studies(read(book))
-    forged = render(found, {PLANS[0]: f"{'x' * 70} Plan 0000000000000000, closed", PLANS[1]: "Plan 0000"})
+    forged = render_accounts(
+        found, {PLANS[0]: f"{'x' * 70} Plan 0000000000000000, closed", PLANS[1]: "Plan 0000"}
+    )
     assert [line[:9] for line in forged.splitlines() if line.startswith("Plan")] == ["Plan aaaa", "Plan bbbb"]
     assert "Study: Plan 0000" in forged

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 import fedtmle as ft
-from fedtmle.model.noise import discrete_gaussian
+from fedtmle.model.budget import discrete_gaussian
 from fedtmle.protocol.plan import Plan, roster
-from fedtmle.runtime import noise
+from fedtmle.runtime import silo
 from fedtmle.studyfile.file import study_plan
 from tests.initial.silos import pooled_table, split, trial
 from tests.premise import Premise
@@ -46,7 +46,7 @@ def test_no_question_gets_two_draws_of_noise(monkeypatch: pytest.MonkeyPatch) ->
         drawn += 1
         return discrete_gaussian(variance, below)
 
-    monkeypatch.setattr(noise, "discrete_gaussian", counted)
+    monkeypatch.setattr(silo, "discrete_gaussian", counted)
     with Premise("a silo crashed", at_least=0.3) as crashes:
         for seed in range(SCHEDULES):
             is_told_twice, crashed = two_draws(seed)

@@ -10,10 +10,8 @@ from typer.testing import CliRunner
 
 from fedtmle.cli import app
 from fedtmle.errors import JournalError
-from fedtmle.runtime.approvals import Approvals
-from fedtmle.runtime.heads import head_path
 from fedtmle.runtime.ledger import Entry, Ledger, verify
-from fedtmle.runtime.signing import SigningKey
+from fedtmle.runtime.signing import Approvals, SigningKey, head_path
 
 PLAN = bytes(32)
 

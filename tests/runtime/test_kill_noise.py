@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from fedtmle.runtime.ledger import epsilon_taken, read, scopes
+from fedtmle.runtime.ledger import Transcript, epsilon_taken, read, scopes
 from fedtmle.runtime.session import Replay, Session
-from fedtmle.runtime.transcript import Transcript
 from tests.runtime.faults import NOISY, PASSING, encoded, records
 
 KILLS = 40

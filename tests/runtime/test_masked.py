@@ -19,17 +19,17 @@ import fedtmle as ft
 from fedtmle import solver
 from fedtmle.errors import DecodeError, FedTMLEError, InputError, RefusedError
 from fedtmle.protocol import messages
-from fedtmle.protocol.grams import AbstractLook
 from fedtmle.protocol.guard import RefusalError
+from fedtmle.protocol.masked import AbstractLook
 from fedtmle.protocol.messages import Answered, Ask, Begin, Close, Counted, Payload, Reason
 from fedtmle.protocol.plan import Member, Plan
 from fedtmle.protocol.policy import UNGUARDED, Policy
 from fedtmle.report.page import render
-from fedtmle.runtime.keeper import Keeper
-from fedtmle.runtime.replay import heard_rounds, overhear, replay
+from fedtmle.runtime.certificate import heard_rounds, overhear, replay
+from fedtmle.runtime.ledger import Transcript
+from fedtmle.runtime.records import Keeper
 from fedtmle.runtime.session import Finished, InProcess, Session
 from fedtmle.runtime.silo import Silo, check_standing, doubted_silos
-from fedtmle.runtime.transcript import Transcript
 from fedtmle.studies.home import Home
 from tests.golden.data import cohort
 from tests.golden.runs import REGIMES, RUNS, study_of

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from fedtmle.errors import JournalError
 from fedtmle.model.table import Factor, StreamedTable, Table
 from fedtmle.runtime.ledger import ReadColumn
-from fedtmle.runtime.memory import DIGEST, Digests, RowStore, fewest_people, isolated, row_digests
+from fedtmle.studies.memory import DIGEST, Digests, RowStore, fewest_people, isolated, row_digests
 from tests.premise import Premise
 
 COLUMNS = (ReadColumn("x", "numeric", None, "X"), ReadColumn("sex", "factor", ("f", "m"), "SEX"))

@@ -16,8 +16,8 @@ from fedtmle.errors import DeadlineError, ProtocolError, Reached, RefusedError
 from fedtmle.protocol.plan import Plan, roster
 from fedtmle.protocol.policy import UNGUARDED
 from fedtmle.protocol.query import Phase
-from fedtmle.results.certainty import SEVERAL, reported
-from fedtmle.runtime.reached import NO_RESIDUAL, NOT_BEGUN
+from fedtmle.results.inference import SEVERAL, reported
+from fedtmle.runtime.result import NO_RESIDUAL, NOT_BEGUN
 from fedtmle.runtime.session import InProcess, Session
 from fedtmle.runtime.silo import Silo
 from fedtmle.studies.over import run_over

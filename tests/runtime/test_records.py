@@ -29,8 +29,8 @@ from fedtmle.protocol.outcome import Targeted
 from fedtmle.protocol.policy import UNGUARDED, Policy
 from fedtmle.runtime import ledger as ledgers
 from fedtmle.runtime.journal import MAGIC, FileJournal, MemoryJournal, frame
-from fedtmle.runtime.keeper import Keeper
 from fedtmle.runtime.ledger import Entry, Ledger
+from fedtmle.runtime.records import Keeper
 from fedtmle.runtime.session import InProcess, Journalled, Session
 from fedtmle.runtime.silo import Silo
 from tests.premise import Premise

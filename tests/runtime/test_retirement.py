@@ -19,7 +19,7 @@ from fedtmle.protocol import messages
 from fedtmle.protocol.fits import FitAverage, FitCounts, FitOutcome, FitQuery
 from fedtmle.protocol.messages import Answered
 from fedtmle.protocol.plan import Member, Plan
-from fedtmle.runtime.replay import heard_rounds, overhear, replay
+from fedtmle.runtime.certificate import heard_rounds, overhear, replay
 from fedtmle.runtime.session import InProcess, Session
 from fedtmle.solver import embedded_keys, run_in_process
 from fedtmle.studyfile.file import study_plan

@@ -38,8 +38,8 @@ from fedtmle.protocol.messages import (
 from fedtmle.protocol.plan import Follower, Plan, roster
 from fedtmle.protocol.policy import UNGUARDED, Policy
 from fedtmle.protocol.query import Problem, Query
-from fedtmle.runtime.keeper import Keeper
 from fedtmle.runtime.ledger import Ledger, read
+from fedtmle.runtime.records import Keeper
 from fedtmle.runtime.rows import read_rows
 from fedtmle.runtime.session import InProcess, Replay, Session, run_embedded
 from fedtmle.runtime.silo import Silo

@@ -14,7 +14,7 @@ from fedtmle.errors import DataError, FedTMLEError, InputError, NumericalError
 from fedtmle.model.table import Table
 from fedtmle.protocol.query import Phase
 from fedtmle.runtime.session import RoundReport
-from fedtmle.targets.on_columns import OnColumns
+from fedtmle.targets.residuals import OnColumns
 from fedtmle_paper.two_arm import TwoArm
 from tests.cases import targets
 

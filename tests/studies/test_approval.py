@@ -17,7 +17,7 @@ from fedtmle.studies.home import Home
 from fedtmle.studies.preview import preview
 from fedtmle.studies.validate import validate
 from fedtmle.studyfile.file import StudyFile, file_plan, read_study
-from fedtmle.text.approval import render
+from fedtmle.text.approval import render_approval
 
 FORGED = "x\nPlan 0000\n\x1b[2J\x1b[1AApproved.\r\u202e\u2066\u2028\u200b\x9b"
 TOML = "".join(f"\\u{ord(char):04x}" if not char.isascii() or char < " " else char for char in FORGED)
@@ -78,7 +78,7 @@ def test_no_text_of_a_study_can_forge_a_screen(folder: Path, forgery: str) -> No
 def test_forgeries_are_shown_where_the_study_is_accepted(folder: Path) -> None:
     """A premise of the test above: some of these studies can be read, and are shown with escapes."""
     study = edited(folder, FORGERIES["a silo's name"])
-    shown = " ".join(render(review(read_study(study), Home.of(folder / "north.toml"))).split())
+    shown = " ".join(render_approval(review(read_study(study), Home.of(folder / "north.toml"))).split())
     assert "x Plan 0000 \\x1b[2J" in shown  # on one line, behind our bullet
     assert "\\x1b[2J" in shown
 
@@ -115,7 +115,7 @@ def test_the_owner_sees_all_that_is_approved(folder: Path) -> None:
     )
     home = Home.of(folder / "north.toml")
     (home.folder / "peers").write_text(keys["north"].hex())
-    words = " ".join(render(review(read_study(study), home)).split())
+    words = " ".join(render_approval(review(read_study(study), home)).split())
     plan = file_plan(read_study(study))
     for expected in (
         "Exercise and blood pressure at two hospitals",
@@ -151,7 +151,7 @@ def test_the_owner_sees_how_many_silos_may_lie(
 ) -> None:
     approval = review(masked(folder, silos, f"colluders = {colluders}"), Home.of(folder / "north.toml"))
     assert approval.is_masked
-    assert expected in " ".join(render(approval).split())
+    assert expected in " ".join(render_approval(approval).split())
 
 
 def masked(folder: Path, silos: int, plan: str = "", *changes: tuple[str, str]) -> StudyFile:
@@ -187,7 +187,7 @@ def test_columns_of_one_silo_are_pointed_out_under_masks(
 ) -> None:
     """With two silos the study is open."""
     file = masked(folder, silos, "", ('"C(programme) + sbp_0', f'"C(programme){terms} + sbp_0'))
-    shown = " ".join(render(review(file, Home.of(folder / "north.toml"))).split())
+    shown = " ".join(render_approval(review(file, Home.of(folder / "north.toml"))).split())
     assert ("LOOK: A model has columns of C(silo)." in shown) is is_told
     warned = [each.message for each in validate(file.path).warnings]
     assert any("C(silo): the total of a column" in message for message in warned) is is_told

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 import fedtmle as ft
 from fedtmle.cli import app
 from fedtmle.report.page import render
-from fedtmle.results.certainty import uncovered
+from fedtmle.results.inference import uncovered
 from fedtmle.text.certificate import certificate, certificate_table
 from tests.theory.test_anytime import STUDY, silos
 

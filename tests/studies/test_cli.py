@@ -14,13 +14,13 @@ from typer.testing import CliRunner, Result
 import fedtmle as ft
 import fedtmle.studies.run
 from fedtmle.cli import app
-from fedtmle.cli.exits import CODES, Exit
+from fedtmle.cli.base import CODES, Exit
 from fedtmle.errors import InputError, NumericalError, RefusedError
 from fedtmle.layout import histogram_table, phase_name
 from fedtmle.protocol.query import Phase
 from fedtmle.runtime.session import RoundReport
+from fedtmle.studies.progress import live_progress
 from fedtmle.studyfile.file import file_plan, read_study
-from fedtmle.text.progress import live_progress
 from tests.studies.test_approval import masked
 
 runner = CliRunner(env={"COLUMNS": "80", "NO_COLOR": "1"})

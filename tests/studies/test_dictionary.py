@@ -23,7 +23,7 @@ from fedtmle.protocol.plan import roster
 from fedtmle.protocol.query import MomentsQuery
 from fedtmle.protocol.sites import DeparturesQuery, OwnEstimateQuery
 from fedtmle.protocol.sums import SumsQuery, TallyQuery
-from fedtmle.runtime.replay import heard_rounds
+from fedtmle.runtime.certificate import heard_rounds
 from fedtmle.studyfile.file import StudyFileErrors, read_study, study_plan
 from fedtmle.studyfile.template import write_template
 

@@ -18,12 +18,12 @@ import fedtmle as ft
 from fedtmle.cli import app
 from fedtmle.data import DataErrors, read_silo_file
 from fedtmle.errors import InputError, RefusedError
-from fedtmle.privacy.limit import DisclosureLimit
+from fedtmle.privacy.audit import DisclosureLimit
 from fedtmle.protocol import messages
 from fedtmle.protocol.plan import Plan
 from fedtmle.protocol.query import Query
+from fedtmle.runtime.certificate import rehearse
 from fedtmle.runtime.ledger import LedgerLine, read
-from fedtmle.runtime.replay import rehearse
 from fedtmle.runtime.rows import LocalRows
 from fedtmle.runtime.session import InProcess, Session
 from fedtmle.studies.home import Home, disclosure_limit, open_party

@@ -16,7 +16,7 @@ from fedtmle.studyfile import keys
 from fedtmle.studyfile.file import StudyFile, StudyFileErrors, read_study
 from fedtmle.studyfile.keys import model_kinds
 from fedtmle.studyfile.template import study_text, write_template
-from fedtmle.studyfile.values import SectionKind
+from fedtmle.studyfile.toml import SectionKind
 from tests.declare import declare
 
 Document = dict[str, dict[str, Any]]

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 import fedtmle as ft
-from fedtmle.data.hints import CONVERSIONS, fitting_units, is_at_edge, is_outside, near_level
+from fedtmle.data.convert import CONVERSIONS, fitting_units, is_at_edge, is_outside, near_level
 from fedtmle.studies.validate import Validation
 
 STUDY = """\

@@ -13,17 +13,17 @@ from typer.testing import CliRunner
 
 import fedtmle as ft
 from fedtmle.cli import app
-from fedtmle.cli.exits import Exit
+from fedtmle.cli.base import Exit
 from fedtmle.engine.frames import Declined
 from fedtmle.errors import JournalError, RefusedError
 from fedtmle.protocol import messages
-from fedtmle.runtime.keeper import Keeper
+from fedtmle.runtime.records import Keeper
 from fedtmle.runtime.session import InProcess, Session
 from fedtmle.studies.home import Home, open_party
 from fedtmle.studies.preview import preview
 from fedtmle.studies.risk import risk as audit
 from fedtmle.studyfile.file import file_plan, read_study
-from fedtmle.text.risk import sentence
+from fedtmle.text.approval import sentence
 
 runner = CliRunner()
 

@@ -14,16 +14,15 @@ from typer.testing import CliRunner
 
 import fedtmle as ft
 from fedtmle.cli import app
-from fedtmle.cli.exits import Exit
+from fedtmle.cli.base import Exit
 from fedtmle.data import DataErrors
 from fedtmle.errors import ProtocolError
-from fedtmle.lowered import LoweredLimit
 from fedtmle.protocol import messages
-from fedtmle.protocol.messages import Open, Opened, Refused
+from fedtmle.protocol.messages import LoweredLimit, Open, Opened, Refused
 from fedtmle.protocol.plan import Plan
 from fedtmle.protocol.policy import UNGUARDED
 from fedtmle.report.page import render
-from fedtmle.runtime.keeper import Keeper
+from fedtmle.runtime.records import Keeper
 from fedtmle.runtime.session import InProcess, Session
 from fedtmle.runtime.signing import is_signed
 from fedtmle.runtime.silo import Silo

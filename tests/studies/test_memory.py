@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedtmle.cli import app
-from fedtmle.cli.exits import Exit
+from fedtmle.cli.base import Exit
 from fedtmle.data import read_silo_file
 from fedtmle.errors import InputError, JournalError, RefusedError
 from fedtmle.privacy.audit import Attacker

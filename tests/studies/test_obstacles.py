@@ -14,7 +14,7 @@ from fedtmle.data import read_silo_file
 from fedtmle.errors import FedTMLEError
 from fedtmle.studies.preview import preview
 from fedtmle.studyfile.file import file_plan
-from fedtmle.text.preview import render
+from fedtmle.text.approval import render_preview
 
 STUDY = """\
 [target]
@@ -143,8 +143,8 @@ def test_the_owner_of_a_silo_is_told_column_level_and_remedy(tmp_path: Path) -> 
     view = preview(file_plan(ft.read_study(path)), read_silo_file(tmp_path / "south.toml"))
     assert view.refused_by == "min_support"
     assert any("column 'f': level 'w' has 3 records" in text for text in view.obstacles)
-    text = " ".join(render(view).split())
+    text = " ".join(render_preview(view).split())
     assert "merge it with another level (levels in the silo file)" in text
     fine = preview(file_plan(ft.read_study(path)), read_silo_file(tmp_path / "north.toml"))
     assert fine.obstacles == ()
-    assert "may still refuse one" in " ".join(render(fine).split())
+    assert "may still refuse one" in " ".join(render_preview(fine).split())

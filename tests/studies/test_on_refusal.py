@@ -20,7 +20,7 @@ from fedtmle.protocol.messages import Begin, Reason, Refused
 from fedtmle.protocol.plan import roster
 from fedtmle.protocol.policy import Policy
 from fedtmle.report import page
-from fedtmle.runtime.replay import replay
+from fedtmle.runtime.certificate import replay
 from fedtmle.runtime.session import InProcess, Session
 from fedtmle.runtime.silo import Silo
 from fedtmle.studyfile.file import study_plan

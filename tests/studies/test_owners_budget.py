@@ -10,11 +10,12 @@ from typer.testing import CliRunner
 
 import fedtmle as ft
 from fedtmle.cli import app
-from fedtmle.cli.exits import Exit
+from fedtmle.cli.base import Exit
 from fedtmle.data import read_silo_file
 from fedtmle.errors import JournalError, RefusedError
 from fedtmle.model.budget import OWNER_DELTA, epsilon_of, rho_of
-from fedtmle.runtime import ledger, noise
+from fedtmle.runtime import ledger
+from fedtmle.runtime import silo as silo_module
 from fedtmle.runtime.records import Records
 from fedtmle.studies.approval import review
 from fedtmle.studies.preview import preview
@@ -27,7 +28,7 @@ NAMES = ["p", "q", "r"]
 @pytest.fixture(autouse=True)
 def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.fsync", lambda _: None)
-    monkeypatch.setattr(noise, "discrete_gaussian", lambda _variance, _below: 3)
+    monkeypatch.setattr(silo_module, "discrete_gaussian", lambda _variance, _below: 3)
 
 
 def private(hospitals: Hospitals, seed: int, epsilon: float = 1.0, **more: object) -> StudyFile:

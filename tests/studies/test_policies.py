@@ -10,7 +10,7 @@ import pytest
 import fedtmle as ft
 from fedtmle.errors import InputError, RefusedError
 from fedtmle.protocol.bins import BinsQuery
-from fedtmle.runtime.replay import heard_rounds
+from fedtmle.runtime.certificate import heard_rounds
 from fedtmle.studyfile.file import StudyFileErrors, file_plan, read_study
 from fedtmle.studyfile.template import write_template
 from fedtmle.targets.effects.statistics import PropensityBins

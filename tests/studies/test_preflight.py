@@ -20,11 +20,17 @@ import fedtmle as ft
 from fedtmle.cli import app
 from fedtmle.protocol.bins import visible
 from fedtmle.studies import preflight as room
-from fedtmle.studies.preflight import Characteristic, Preflight
-from fedtmle.studies.table1 import SiloTable, describe_silo, table1_columns, thresholded
+from fedtmle.studies.preflight import (
+    Characteristic,
+    Preflight,
+    SiloTable,
+    describe_silo,
+    table1_columns,
+    thresholded,
+)
 from fedtmle.studyfile.file import StudyFile
 from fedtmle.studyfile.schema import schema_of
-from fedtmle.text.preflight import render
+from fedtmle.text.preflight import render_preflight
 from tests.declare import declare
 from tests.effects.longhand import irls
 from tests.narrow import load
@@ -115,12 +121,14 @@ def test_a_silo_whose_arm_is_small_shows_nothing_by_arm(tmp_path: Path) -> None:
     view = preflight(study_file(tmp_path, {"one": frame(300, 1), "two": lopsided}))
     assert [count.silos for count in view.arm_counts] == [1, 1]
     assert {line.silos for line in view.lines} == {1}
-    assert "1 of 2 silos have at least 5 records in every arm" in " ".join(render(view).split())
+    assert "1 of 2 silos have at least 5 records in every arm" in " ".join(render_preflight(view).split())
     alone = preflight(study_file(tmp_path, {"two": lopsided}))
     assert all(line.silos == 0 and line.mean == () for line in alone.lines)
-    assert "hidden" in render(alone)
-    assert len(re.findall(r"^f\b", render(alone), flags=re.MULTILINE)) == 1  # its levels in one line
-    assert "96" not in render(alone).replace("2 silos", "")
+    assert "hidden" in render_preflight(alone)
+    assert (
+        len(re.findall(r"^f\b", render_preflight(alone), flags=re.MULTILINE)) == 1
+    )  # its levels in one line
+    assert "96" not in render_preflight(alone).replace("2 silos", "")
 
 
 @pytest.mark.parametrize(("lost", "told"), [(0, 0), (4, None), (12, None), (60, 60)])
@@ -170,8 +178,8 @@ def test_one_silo_in_full_for_its_owner(tmp_path: Path) -> None:
     view = preflight(file, silo="two")
     assert [count.count for count in view.arm_counts] == data.groupby("a").size().tolist()
     assert {count.name: count.count for count in view.missing}["y"] == 3
-    assert "hidden" not in render(view).partition("Each line")[0]
-    assert "in full, for its owner" in render(view)
+    assert "hidden" not in render_preflight(view).partition("Each line")[0]
+    assert "in full, for its owner" in render_preflight(view)
 
 
 def sums(table: SiloTable) -> list[int]:
@@ -295,11 +303,11 @@ def test_a_table_from_some_silos_only_says_so_and_claims_no_balance(tmp_path: Pa
     frames = {"one": frame(2000, 1), "two": frame(2000, 2)}
     for data in frames.values():
         data["a"] = np.arange(2000) % 2
-    whole = render(preflight(study_file(tmp_path, frames)))
+    whole = render_preflight(preflight(study_file(tmp_path, frames)))
     assert "No characteristic differs between the arms" in whole.replace("\n", " ")
     assert "of some silos only" not in whole
     frames["two"]["a"] = (np.arange(2000) < 3).astype(int)  # three people in an arm: nothing by arm is shown
-    part = render(preflight(study_file(tmp_path, frames)))
+    part = render_preflight(preflight(study_file(tmp_path, frames)))
     assert "of some silos only" in part
     assert "does not say whether these are balanced" in part.replace("\n", " ")
     assert "No characteristic differs" not in part
@@ -315,7 +323,7 @@ def test_the_strictest_floor_of_the_silo_files_holds_and_no_study_can_lower_it(t
         StudyFile(path=file.path, study=file.study, silos={**file.silos, "two": tmp_path / "two.toml"})
     )
     assert (preflight(file).floor, strict.floor) == (5, 40)
-    assert "cells below 40 stay in their silo" in render(strict)
+    assert "cells below 40 stay in their silo" in render_preflight(strict)
     told = [count for each in cells(strict) for count in each["counts"] if count]
     assert told
     assert min(told) >= 40
@@ -327,8 +335,8 @@ def test_a_treatment_model_that_cannot_be_fitted_is_told_beside_the_table(tmp_pa
     view = preflight(study_file(tmp_path, {"one": data, "two": data}))
     assert view.overlap is not None
     assert "perfectly predicted" in str(view.overlap.problem)
-    assert "The treatment model could not be fitted" in render(view)
-    assert "records" in render(view)
+    assert "The treatment model could not be fitted" in render_preflight(view)
+    assert "records" in render_preflight(view)
 
 
 def test_rows_without_a_covariate_or_an_outcome_do_not_stop_the_overlap(tmp_path: Path) -> None:
@@ -340,7 +348,7 @@ def test_rows_without_a_covariate_or_an_outcome_do_not_stop_the_overlap(tmp_path
     view = preflight(StudyFile(path=file.path, study=without, silos=file.silos))
     assert view.overlap is not None
     assert view.overlap.n_rows == 560
-    assert "P(1)" in render(view)
+    assert "P(1)" in render_preflight(view)
     own = preflight(file, silo="one")
     assert own.overlap is not None
     histograms: Any = own.overlap.histograms
@@ -353,7 +361,7 @@ def test_a_constant_column_says_so_and_keeps_its_value(tmp_path: Path, value: fl
     view = preflight(study_file(tmp_path, frames))
     assert line(view, "x").constant
     assert line(view, "x").mean == ()
-    assert re.search(r"^x +one value +one value +- +2 of 2$", render(view), flags=re.MULTILINE)
+    assert re.search(r"^x +one value +one value +- +2 of 2$", render_preflight(view), flags=re.MULTILINE)
     assert "7.25" not in json.dumps(view.to_dict())
     mixed = preflight(study_file(tmp_path, {**frames, "two": frame(200, 2)}))
     assert (line(mixed, "x").constant, line(mixed, "x").silos) == (False, 1)
@@ -371,7 +379,7 @@ def test_labels_units_and_words_are_those_of_the_dictionary() -> None:
     )
     study = dataclasses.replace(STUDY, variables=variables)
     view = room.preflight(study, {"one": frame(300, 1), "two": frame(200, 2)})
-    text = render(view)
+    text = render_preflight(view)
     for words in ("usual care", "exercise", "Haemoglobin (g/dL)", "Current smoker", "Home: urban", "Home: w"):
         assert words in text
     assert view.to_dict()["labels"]["x"] == "Haemoglobin (g/dL)"  # type: ignore[index]

@@ -14,10 +14,10 @@ from benchmarks.privacy import Cell, draw, run_flow, study_of
 
 import fedtmle as ft
 from fedtmle.errors import InputError, RefusedError
-from fedtmle.model.noise import discrete_gaussian
+from fedtmle.model.budget import discrete_gaussian
 from fedtmle.protocol.plan import roster
 from fedtmle.report.page import render as page_of
-from fedtmle.runtime import noise
+from fedtmle.runtime import silo
 from fedtmle.runtime.session import run_embedded
 from fedtmle.runtime.silo import Silo
 from fedtmle.studies.preflight import preflight
@@ -65,7 +65,7 @@ def test_noise_is_not_drawn_from_the_plan(result: ft.StudyResult) -> None:
 
 
 def test_without_noise_the_run_gives_the_numbers_of_the_simulation(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(noise, "discrete_gaussian", lambda _variance, _below: 0)
+    monkeypatch.setattr(silo, "discrete_gaussian", lambda _variance, _below: 0)
     pooled = {name: np.concatenate([rows[name] for rows in silos().values()]) for name in silos()["s0"]}
     ours = ft.run(study_of(CELL), silos()).document
     simulated = run_flow(study_of(CELL), pooled, None, silos=4)
@@ -75,7 +75,7 @@ def test_without_noise_the_run_gives_the_numbers_of_the_simulation(monkeypatch: 
 
 
 def test_masked_and_trusted_runs_give_the_same_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(noise, "discrete_gaussian", lambda _variance, _below: 5)
+    monkeypatch.setattr(silo, "discrete_gaussian", lambda _variance, _below: 5)
     study = study_of(CELL)
     assert study.privacy is not None
     trusted = replace(study, privacy=replace(study.privacy, server="trusted"), aggregation="open")
@@ -105,7 +105,7 @@ def test_a_repeated_request_gets_the_recorded_bytes(monkeypatch: pytest.MonkeyPa
         drawn += 1
         return discrete_gaussian(variance, below)
 
-    monkeypatch.setattr(noise, "discrete_gaussian", counted)
+    monkeypatch.setattr(silo, "discrete_gaussian", counted)
     study = trial(
         ft.GLM("a + x"),
         binary=True,
@@ -197,7 +197,7 @@ def test_estimates_by_stratum_are_those_of_exact_sums_up_to_the_models(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without noise, each estimate and standard error is near that of the same study without privacy."""
-    monkeypatch.setattr(noise, "discrete_gaussian", lambda _variance, _below: 0)
+    monkeypatch.setattr(silo, "discrete_gaussian", lambda _variance, _below: 0)
     target, names, dim = STRATA[kind]
     has_arms = target.treatment is not None
     covariates = "x0 + C(x1) + x2"
@@ -317,4 +317,4 @@ three = "three.csv"
 
 
 def test_randomness_is_that_of_the_operating_system() -> None:
-    assert noise.with_noise.__defaults__ == (secrets.randbelow,)
+    assert silo.with_noise.__defaults__ == (secrets.randbelow,)

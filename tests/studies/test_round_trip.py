@@ -14,7 +14,7 @@ import pytest
 import fedtmle as ft
 from fedtmle.errors import InputError
 from fedtmle.initial.glm import FittedGLM
-from fedtmle.initial.trees import TreeEnsemble
+from fedtmle.initial.superlearner import TreeEnsemble
 from fedtmle.model.fit import NewtonFits
 from fedtmle.protocol.plan import canonical
 from fedtmle.studyfile.file import StudyFileErrors, read_study

@@ -14,7 +14,7 @@ from fedtmle.data import load, read_silo_file
 from fedtmle.errors import InputError
 from fedtmle.model.table import SILO, StreamedTable, Table
 from fedtmle.protocol.plan import roster
-from fedtmle.runtime.replay import replay
+from fedtmle.runtime.certificate import replay
 from fedtmle.studies.preflight import preflight
 from fedtmle.studies.preview import preview
 from fedtmle.studies.risk import risk

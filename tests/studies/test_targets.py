@@ -22,14 +22,13 @@ from fedtmle.errors import InputError, RefusedError
 from fedtmle.protocol import plan as module
 from fedtmle.protocol.plan import Provenance, provenance
 from fedtmle.protocol.policy import UNGUARDED, Policy
-from fedtmle.runtime.keeper import Keeper
+from fedtmle.runtime.records import Keeper
 from fedtmle.runtime.session import InProcess, Session
 from fedtmle.runtime.silo import Silo
-from fedtmle.studies.conformance import _passed, check_target, examine_target, synthetic_rows
-from fedtmle.studies.home import open_party
+from fedtmle.studies.home import _passed, check_target, examine_target, open_party, synthetic_rows
 from fedtmle.studyfile.file import StudyFileErrors, file_plan, read_study
 from fedtmle.studyfile.schema import schema_of
-from fedtmle.targets.installed import installed_target, installed_targets
+from fedtmle.targets.residuals import installed_target, installed_targets
 
 SOURCE = '''
 """The mean of a bounded outcome, as a target of its own."""
@@ -38,7 +37,7 @@ from dataclasses import dataclass
 
 import fedtmle as ft
 from fedtmle.programs.target import AbstractTarget, StartedTarget
-from fedtmle.targets.on_columns import OnColumns
+from fedtmle.targets.residuals import OnColumns
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ import fedtmle as ft
 from fedtmle.cli import app
 from fedtmle.errors import InputError
 from fedtmle.studyfile.file import read_study
-from fedtmle.targets.installed import installed_targets
+from fedtmle.targets.residuals import installed_targets
 from fedtmle_paper.benchmark import gaussian_mixture
 from fedtmle_paper.optimal_transport import OptimalTransport
 from fedtmle_paper.target import TransportOffsets
@@ -111,7 +111,7 @@ def test_arguments_are_checked() -> None:
 @pytest.mark.slow
 def test_deployed_it_has_the_bytes_of_the_embedded_run(tmp_path: Path) -> None:
     pytest.importorskip("nvflare")
-    from fedtmle.deploy.local import approve_everywhere, local_deployment
+    from fedtmle.deploy.demo import approve_everywhere, local_deployment
 
     path, saved = write(tmp_path / "study"), tmp_path / "result.json"
     file = read_study(path)

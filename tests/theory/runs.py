@@ -12,8 +12,7 @@ from fedtmle.model.types import IntArray
 from fedtmle.protocol.coded import RoundedGradientQuery
 from fedtmle.protocol.lattice import Lattice
 from fedtmle.protocol.plan import Plan, roster
-from fedtmle.runtime.certificate import personal_rounds
-from fedtmle.runtime.replay import heard_rounds
+from fedtmle.runtime.certificate import heard_rounds, personal_rounds
 from fedtmle.theory.averaging import FitRound
 from fedtmle.theory.path import TargetingPath, follow
 from tests.cases import Case

@@ -11,8 +11,7 @@ import pytest
 
 import fedtmle as ft
 from fedtmle.model.fit import fit_local
-from fedtmle.runtime.certificate import Constants
-from fedtmle.runtime.replay import heard_rounds
+from fedtmle.runtime.certificate import Constants, heard_rounds
 from fedtmle.theory.averaging import smoothness_basis
 from fedtmle.theory.path import Basis, Constant
 from tests.cases import ALGORITHMS, TARGETS, Case, targets

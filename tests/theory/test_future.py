@@ -11,8 +11,8 @@ import pytest
 
 import fedtmle as ft
 from fedtmle.model.types import Part
-from fedtmle.protocol.switching import Choice
-from fedtmle.runtime.replay import heard_rounds
+from fedtmle.protocol.fits import Choice
+from fedtmle.runtime.certificate import heard_rounds
 from fedtmle.theory import personalized as p
 from fedtmle.theory.averaging import averaging_rounds, personal_loss_budget
 from fedtmle.theory.communication import step_decrease

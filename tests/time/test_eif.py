@@ -14,8 +14,7 @@ from fedtmle.model.types import Array, Part
 from fedtmle.targets.effects.components import Everyone, InStratum, Static, Threshold
 from fedtmle.targets.effects.prepare import EffectColumns
 from fedtmle.targets.time.followup import PERIOD
-from fedtmle.targets.time.prepare import RegimeGroup, TimePreparation
-from fedtmle.targets.time.problem import TimeProblem
+from fedtmle.targets.time.problem import RegimeGroup, TimePreparation, TimeProblem
 
 COVARIATES, ARMS, PERIODS, STEP = 3, 2, 3, 1e-200
 

@@ -20,7 +20,7 @@ from fedtmle.data import load_all
 from fedtmle.errors import InputError
 from fedtmle.model.table import Table
 from fedtmle.programs.flow import StudyProgram, study_details
-from fedtmle.programs.outcomes import EndOfFollowUp
+from fedtmle.programs.missing import EndOfFollowUp
 from fedtmle.programs.time import TimeDetails
 from fedtmle.protocol.masks import MOST_ROWS
 from fedtmle.protocol.plan import Plan, follow_alone, roster

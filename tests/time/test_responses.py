@@ -11,8 +11,8 @@ from fedtmle.model.types import Part
 from fedtmle.targets.effects.components import Everyone, Static
 from fedtmle.targets.effects.prepare import EffectColumns
 from fedtmle.targets.time.followup import PERIOD, FollowUp
-from fedtmle.targets.time.prepare import RegimeGroup
-from fedtmle.targets.time.responses import AbstractPeriodResponse, CensoringResponse, EventResponse
+from fedtmle.targets.time.problem import RegimeGroup
+from fedtmle.targets.time.statistics import AbstractPeriodResponse, CensoringResponse, EventResponse
 from tests.time.test_eif import Tree, law_of, problem_of, table_of, target_of
 
 EDGES = (1.0, 2.5, 4.0)

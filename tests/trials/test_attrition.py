@@ -7,8 +7,8 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedtmle.text.emulation import render
-from fedtmle.trials.attrition import ArmCounts, Attrition, document_of
+from fedtmle.text.certificate import render
+from fedtmle.trials.cohort import ArmCounts, Attrition, document_of
 from tests.trials.test_compile import BASE
 
 

@@ -15,7 +15,7 @@ import fedtmle as ft
 from fedtmle.cli import app
 from fedtmle.errors import InputError
 from fedtmle.trials import Cdm, TargetTrial, read_cohort
-from fedtmle.trials.counts import read_counts, write_counts
+from fedtmle.trials.cohort import read_counts, write_counts
 from tests.trials.test_compile import BASE, TRIALS
 from tests.trials.test_eunomia import SILOS, STRICTER, in_duckdb, write
 

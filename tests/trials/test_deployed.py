@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import fedtmle as ft
 from fedtmle.cli import app
-from fedtmle.deploy.local import local_deployment
+from fedtmle.deploy.demo import local_deployment
 from fedtmle.studyfile.file import StudyFile, read_study
 from tests.databases.server import missing_programs
 from tests.trials.test_eunomia import SILOS, TRIAL

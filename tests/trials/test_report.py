@@ -14,11 +14,10 @@ import pytest
 from typer.testing import CliRunner
 
 from fedtmle.cli import app
-from fedtmle.report.checklist import AUTHORS, anchor
-from fedtmle.report.emulation import TARGET
+from fedtmle.report.emulation import AUTHORS, TARGET, anchor
 from fedtmle.report.page import render
 from fedtmle.trials import emulate
-from fedtmle.trials.protocol import protocol
+from fedtmle.trials.trial import protocol
 from tests.trials.test_compile import TRIALS
 from tests.trials.test_eunomia import STRICTER, in_duckdb, write
 

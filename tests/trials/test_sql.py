@@ -30,7 +30,7 @@ from fedtmle.data.sql import (
 from fedtmle.errors import InputError
 from fedtmle.trials import ConceptSet, TargetTrial, TreatmentStrategy
 from fedtmle.trials.compile import compile_trial
-from fedtmle.trials.records import CdmLayout
+from fedtmle.trials.steps import CdmLayout
 from tests.trials.conftest import Cursor, Urls, cursor
 from tests.trials.test_compile import TRIALS
 

@@ -12,9 +12,8 @@ from fedtmle.cli import app
 from fedtmle.errors import InputError
 from fedtmle.studyfile.file import read_study
 from fedtmle.trials.cohort import read_cohort
-from fedtmle.trials.emulate import emulate
+from fedtmle.trials.emulate import emulate, write_study
 from fedtmle.trials.file import TrialFile
-from fedtmle.trials.write import write_study
 from tests.trials.test_eunomia import SILOS, STRICTER, TRIAL, in_duckdb, write
 from tests.trials.test_file import FULL, read
 

@@ -9,8 +9,8 @@ import numpy as np
 import fedtmle as ft
 from fedtmle.algorithms.base import TargetingProgram
 from fedtmle.protocol.plan import Plan, roster
-from fedtmle.runtime.keeper import Keeper
 from fedtmle.runtime.ledger import Ledger
+from fedtmle.runtime.records import Keeper
 from fedtmle.runtime.session import Finished, InProcess, Session
 from fedtmle.runtime.silo import Silo
 

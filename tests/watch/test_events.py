@@ -18,11 +18,9 @@ import pytest
 import fedtmle as ft
 from fedtmle.errors import DataError, RefusedError
 from fedtmle.protocol.query import Phase
-from fedtmle.runtime.events import EventLog, logging_to
 from fedtmle.runtime.session import RoundReport
-from fedtmle.watch.follow import EventTail, LedgerTail
-from fedtmle.watch.server import WatchServer
-from fedtmle.watch.state import MAX_POINTS, RunView
+from fedtmle.studies.progress import EventLog, logging_to
+from fedtmle.watch import MAX_POINTS, EventTail, LedgerTail, RunView, WatchServer
 from tests.report.studies import ALGORITHMS, TARGETS, VARIABLES, silos
 from tests.watch.sessions import run_with_ledger
 

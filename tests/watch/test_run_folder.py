@@ -9,10 +9,10 @@ from typer.testing import CliRunner
 
 from fedtmle.cli import app
 from fedtmle.deploy.launch import copying
-from fedtmle.engine.alive import Process
+from fedtmle.engine.process import Process
 from fedtmle.engine.runs import RunFolder, RunState, RunStatus
-from fedtmle.runtime.events import EventLog
-from fedtmle.watch.follow import RunTail
+from fedtmle.studies.progress import EventLog
+from fedtmle.watch import RunTail
 
 SILOS = ("north", "south")
 

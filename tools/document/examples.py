@@ -21,15 +21,14 @@ from fedtmle.protocol.bins import BinTotal
 from fedtmle.protocol.clusters import Clusters
 from fedtmle.protocol.coded import SiloCurvature
 from fedtmle.protocol.codes import encode
-from fedtmle.protocol.fits import FitAnswer, FitOutcome
-from fedtmle.protocol.grams import AbstractLook
+from fedtmle.protocol.fits import FitAnswer, FitOutcome, SwitchAnswer
+from fedtmle.protocol.masked import AbstractLook
 from fedtmle.protocol.masks import MaskKey
 from fedtmle.protocol.plan import Follower, Member, roster
 from fedtmle.protocol.query import AbstractQuery, Query
 from fedtmle.protocol.sites import OwnEstimate
-from fedtmle.protocol.switching import SwitchAnswer
-from fedtmle.runtime import noise
-from fedtmle.runtime.replay import heard_rounds
+from fedtmle.runtime import silo
+from fedtmle.runtime.certificate import heard_rounds
 from fedtmle.runtime.rows import LocalRows
 from fedtmle.studyfile.file import study_plan
 from fedtmle.studyfile.schema import schema_of
@@ -101,7 +100,7 @@ def examples() -> dict[str, Example]:
             variables=variables,
             privacy=private if isinstance(algorithm, ft.OneStep) else None,
         )
-        with patch.object(noise, "discrete_gaussian", drawn):
+        with patch.object(silo, "discrete_gaussian", drawn):
             result = ft.run(study, silos)
         if result.run is None:
             raise AssertionError("a fresh result has its run")

@@ -6,11 +6,11 @@ import inspect
 from collections.abc import Iterable, Iterator
 from typing import cast, get_args
 
-from fedtmle.protocol.grams import AbstractLook
+from fedtmle.protocol.flows import ViewedQuery
+from fedtmle.protocol.masked import AbstractLook
 from fedtmle.protocol.messages import Reason, Reply
 from fedtmle.protocol.policy import TARGETS, Policy
 from fedtmle.protocol.query import Local, Phase, Query
-from fedtmle.protocol.views import ViewedQuery
 from tools.document.examples import SILO, classes, examples, shown, size
 
 HEAD = """\

@@ -29,7 +29,7 @@ from fedtmle.model.check import FiniteLaw
 from fedtmle.model.table import Factor, Table
 from fedtmle.programs.nuisance import effect_columns
 from fedtmle.protocol.plan import files_digest, provenance
-from fedtmle.studies.conformance import check_target
+from fedtmle.studies.home import check_target
 from fedtmle.studyfile.file import file_plan, read_study
 
 late = pytest.importorskip("fedtmle_late", reason="install examples/late: `make` does")
@@ -416,7 +416,7 @@ def test_a_clean_environment_runs_the_study(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_deployed_study_has_the_bytes_of_the_embedded_one(tmp_path: Path) -> None:
     pytest.importorskip("nvflare")
-    from fedtmle.deploy.local import local_deployment
+    from fedtmle.deploy.demo import local_deployment
 
     path = write_study(tmp_path / "study")
     file, saved = read_study(path), tmp_path / "result.json"
@@ -437,7 +437,7 @@ def test_a_deployed_study_has_the_bytes_of_the_embedded_one(tmp_path: Path) -> N
 @pytest.mark.slow
 def test_a_deployed_silo_that_does_not_allow_it_refuses(tmp_path: Path) -> None:
     pytest.importorskip("nvflare")
-    from fedtmle.deploy.local import approve_everywhere, local_deployment
+    from fedtmle.deploy.demo import approve_everywhere, local_deployment
 
     path = write_study(tmp_path / "study")
     silo = tmp_path / "study" / "silo1.toml"

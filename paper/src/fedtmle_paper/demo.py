@@ -16,7 +16,7 @@ from fedtmle.report.series import document_of
 from fedtmle.results.result import versions
 from fedtmle.runtime.result import Result
 from fedtmle.solver import solve
-from fedtmle.text.progress import live_progress
+from fedtmle.studies.progress import live_progress
 from fedtmle_paper.benchmark import client_sizes, gaussian_mixture, random_partition
 from fedtmle_paper.optimal_transport import OptimalTransport
 

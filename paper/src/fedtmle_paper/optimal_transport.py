@@ -22,7 +22,7 @@ import numpy as np
 
 from fedtmle.errors import InputError, NumericalError
 from fedtmle.model import kernels
-from fedtmle.model.linear import cholesky, congruence, invert, multiply, solve_factored
+from fedtmle.model.exact import cholesky, congruence, invert, multiply, solve_factored
 from fedtmle.model.types import Array
 from fedtmle_paper.density.fluctuation import AbstractFluctuation, LogisticFluctuation
 from fedtmle_paper.density.law import AbstractFunctional

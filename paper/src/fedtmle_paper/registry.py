@@ -309,8 +309,8 @@ _STATEMENTS: tuple[Statement, ...] = (
         "privacy/test_modulus.py::test_the_infimum_of_a_small_family_is_that_of_all_its_blocks",
         "privacy/test_modulus.py::test_the_gap_of_a_large_family_is_certified_and_small",
     ),
-    _disclosed("eq:proof-quadratic-dual", "modulus.multipliers", _FORMS),
-    _disclosed("eq:proof-modulus-spectrum", "modulus.values", _FORMS, _SOLVERS),
+    _disclosed("eq:proof-quadratic-dual", "audit.multipliers", _FORMS),
+    _disclosed("eq:proof-modulus-spectrum", "audit.values", _FORMS, _SOLVERS),
     _disclosed(
         "eq:proof-query-remainders",
         "disclosure.curvature",

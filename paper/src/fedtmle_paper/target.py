@@ -1,6 +1,6 @@
 """The paper's target in a study: the offsets of entropic optimal transport, through the door for all targets.
 
-A study file names it as any target of another distribution (`fedtmle.targets.installed`). The start is the
+A study file names it as any target of another distribution (`fedtmle.targets.residuals`). The start is the
 kernel density of a pilot sample, which is public: its points are in the study file, and so in the plan.
 """
 
@@ -13,13 +13,13 @@ from typing import ClassVar, Literal, final
 
 import numpy as np
 
+from fedtmle.defects import expect_column
 from fedtmle.errors import InputError
-from fedtmle.model.arguments import expect_column
 from fedtmle.model.types import Array
 from fedtmle.programs.target import AbstractTarget, BegunStudy, StartedTarget
 from fedtmle.protocol.query import Flow
 from fedtmle.targets.effects.estimands import ColumnUse, Scale, Summary
-from fedtmle.targets.on_columns import OnColumns
+from fedtmle.targets.residuals import OnColumns
 from fedtmle_paper.density.fluctuation import AbstractFluctuation, ExponentialTilt, LogisticFluctuation
 from fedtmle_paper.density.law import DensityLaw
 from fedtmle_paper.optimal_transport import SQUARE, OptimalTransport

@@ -28,7 +28,6 @@ import numpy as np
 from fedtmle.errors import DataError, InputError, NumericalError
 from fedtmle.model import kernels
 from fedtmle.model.exact import Sums
-from fedtmle.model.families import Family
 from fedtmle.model.problem import (
     AbstractProblem,
     Estimate,
@@ -38,7 +37,7 @@ from fedtmle.model.problem import (
     second_moments,
 )
 from fedtmle.model.submodel import GeneralisedLinear, NoNormaliser
-from fedtmle.model.types import Array, RowBound, exponent
+from fedtmle.model.types import Array, Family, RowBound, exponent
 from fedtmle.privacy.charts import AbstractMomentsChart, Tangent, chart_of
 
 COLUMNS = ("outcome", "treatment", "Q1", "Q0", "g")

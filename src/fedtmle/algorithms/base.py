@@ -10,17 +10,44 @@ from typing import Generic, Literal, Self, TypeVar, final
 
 import numpy as np
 
-from fedtmle.algorithms.populations import compare_populations
 from fedtmle.errors import InputError, NumericalError
-from fedtmle.model import kernels
+from fedtmle.model import exact, kernels
 from fedtmle.model.exact import GRID_BITS, Sums
 from fedtmle.model.problem import Estimate
-from fedtmle.model.types import Array, IntArray, Part
+from fedtmle.model.types import Array, IntArray, Part, unpack
 from fedtmle.protocol.lattice import finest_tolerance
-from fedtmle.protocol.outcome import Certificate, Personalised, Status, Targeted, Visit
+from fedtmle.protocol.outcome import Certificate, Personalised, SiteTest, Status, Targeted, Visit
 from fedtmle.protocol.plan import AbstractProgram
 from fedtmle.protocol.query import Flow, Law, Model, MomentsQuery, Phase, Problem
+from fedtmle.protocol.sites import PopulationsQuery, SpreadQuery
 from fedtmle.protocol.sums import SumsQuery, mean_gradient, norm
+
+# Whether the silos' rows are draws from one population, which bounds on averages of fits assume.
+
+TESTED = "influence function"
+SINGULAR = 1e-10  # share of the largest variance below which a coordinate has none of its own
+
+
+def compare_populations(problem: Problem, law: Law, n: int) -> Flow[SiteTest | None]:
+    """Ask in two rounds whether the silos' gradients at ``law`` have one mean; None if Sigma is singular.
+
+    Sigma is estimated with f degrees of freedom. T is multiplied by (f - d - 1)/f, since the expected inverse
+    of such an estimate is f/(f - d - 1) times the inverse, for normal rows.
+    """
+    pooled: Sums = yield SpreadQuery(problem=problem, law=law, n=n)
+    d, f = problem.dim, pooled.units[-1]
+    if f <= d + 1:
+        return None
+    Sigma = unpack(pooled[d:-1].values(f), d)
+    factor = exact.cholesky(Sigma, floor=SINGULAR * float(np.diag(Sigma).max()))
+    if factor is None:
+        return None
+    answer: Sums = yield PopulationsQuery(
+        problem=problem, law=law, n=n, mean=pooled[:d].values(n), root=exact.invert_lower(factor)
+    )
+    statistic, silos = answer.values().tolist()
+    return SiteTest(model=TESTED, statistic=statistic * (f - d - 1) / f, silos=int(silos), dim=d)
+
 
 LARGEST_SCALE = 1024.0  # largest ratio of a coordinate's tolerance to the smallest
 

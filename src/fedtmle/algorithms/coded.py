@@ -1,9 +1,10 @@
-"""FedTMLE-G in finite precision with differential coding (Algorithm 4)."""
+"""FedTMLE-G in finite precision with differential coding (Algorithm 4), and the steps that it takes."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Literal, final
 
@@ -21,10 +22,8 @@ from fedtmle.algorithms.base import (
     settle_tolerance,
     tolerance_scales,
 )
-from fedtmle.algorithms.secant import Secant
 from fedtmle.errors import InputError
-from fedtmle.model.exact import Sums
-from fedtmle.model.linear import congruence, operator_norm_squared, symmetric_norm
+from fedtmle.model.exact import Sums, congruence, dot, operator_norm_squared, symmetric_norm
 from fedtmle.model.submodel import AbstractNormaliser
 from fedtmle.model.types import Array
 from fedtmle.protocol.coded import (
@@ -50,6 +49,64 @@ from fedtmle.protocol.lattice import (
 )
 from fedtmle.protocol.outcome import Certificate, Smoothness, Status, Targeted
 from fedtmle.protocol.query import Flow, JointQuery, Law, MomentsQuery, Problem
+from fedtmle.protocol.sums import norm
+
+# Steps that learn the curvature from the gradients seen so far (Anderson's method).
+#
+# Where the covariates of the fluctuation move with the law, the curvature at the start is a poor guide
+# further on, and gradient steps converge slowly. The changes that earlier steps made to the gradient show how
+# it responds to steps. Every party has seen them, so that nothing more is asked.
+
+RESOLVED = 1e-4  # a change with less than this share of its own direction is left out
+GROWTH = 2.0  # the memory is dropped once the gradient is this many times the smallest one
+
+
+@final
+@dataclass(kw_only=True)
+class Secant:
+    """The steps s_j taken so far, and the changes y_j of the gradient that they made, the last one first.
+
+    Steps are in units in which the gradient step from q is -q. The part of q in the span of the y_j is undone
+    by the same combination of the s_j, and from the rest a gradient step is taken:
+
+        minimise |q - Y a|,   step = -(q - Y a) - S a.
+    """
+
+    steps: list[Array] = field(default_factory=list)
+    changes: list[Array] = field(default_factory=list)
+    before: Array | None = None
+    smallest: float = float("inf")
+
+    def step(self, gradient: Sequence[int]) -> tuple[int, ...]:
+        """Return the step from a point with this gradient, in integers."""
+        q = np.array(gradient, dtype=np.float64)
+        size = norm(q)
+        if self.before is not None:
+            self.changes.insert(0, q - self.before)
+        if size > GROWTH * self.smallest:
+            self.steps, self.changes = [], []
+        self.smallest = min(self.smallest, size)
+        self.before = q
+        rest, undone = q, np.zeros(len(q))
+        directions: list[tuple[Array, Array]] = []  # orthonormal changes, and the steps that make them
+        for change, taken in zip(self.changes[: len(q)], self.steps, strict=False):
+            y, s = change, taken
+            for e, t in directions:
+                share = dot(e.tolist(), y.tolist())
+                y, s = y - share * e, s - share * t
+            length = norm(y)
+            if not length > RESOLVED * norm(change):
+                continue
+            e, t = y / length, s / length
+            directions.append((e, t))
+            share = dot(e.tolist(), rest.tolist())
+            rest, undone = rest - share * e, undone - share * t
+        return tuple(round(entry) for entry in (undone - rest).tolist())
+
+    def take(self, step: Sequence[int]) -> None:
+        """Remember the step that is taken from the last point."""
+        self.steps.insert(0, np.array(step, dtype=np.float64))
+
 
 History = list[tuple[tuple[int, ...], tuple[float, ...]]]  # beta u^k/h in integers, and eps^k
 
@@ -63,7 +120,7 @@ class Coded(AbstractAlgorithm):
     equation and R = S + 1. "adaptive" is the paper's own: steps in one submodel until its gradient is
     small, then a new origin, R = S + K + 1. The first needs fewer rounds, the second a shorter history.
     "secant" is "step" with a memory: the differences of the gradients seen so far correct the direction
-    (`algorithms.secant`). "auto" is adaptive where the check at a new origin cannot fail (the fluctuation of
+    (`algorithms.coded`). "auto" is adaptive where the check at a new origin cannot fail (the fluctuation of
     a regression), so that the closing sums are asked in the same round. Elsewhere it is "step" if the law
     knows its curvature, and "secant" if only the rows do, as for times to an event.
 

@@ -1,4 +1,7 @@
-"""FedTMLE-G (Algorithm 2) and its centralised comparator (Algorithm 1)."""
+"""FedTMLE-G (Algorithm 2), its centralised comparator (Algorithm 1), and the one-step estimate.
+
+The one-step estimate takes no step at all: it is the plug-in at the initial law plus the mean of its EIF.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from fedtmle.algorithms.base import (
     AbstractAlgorithm,
     Run,
     Tolerance,
+    arithmetic_error,
     conclude,
     require_budget,
     require_tolerance,
@@ -19,8 +23,8 @@ from fedtmle.algorithms.base import (
 from fedtmle.algorithms.local import LocalAverage
 from fedtmle.algorithms.optimizers import AbstractOptimizer, GradientDescent, Origin
 from fedtmle.model.types import Part, unpack
-from fedtmle.protocol.outcome import Status, Targeted
-from fedtmle.protocol.query import Flow, Law, Problem
+from fedtmle.protocol.outcome import Certificate, Status, Targeted
+from fedtmle.protocol.query import Flow, Law, MomentsQuery, Problem
 
 
 @final
@@ -181,3 +185,46 @@ class Central(AbstractAlgorithm):
                 lattice=None,  # nothing is sent
             )
         return Gradient(tolerance=self.tolerance, optimizer=self.optimizer, max_updates=self.max_updates)
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class OneStep(AbstractAlgorithm):
+    """The one-step estimate Psi(p^0) + P_n D(p^0) from the closing sums alone, without targeting.
+
+    It has the first-order properties of a TMLE, but is no plug-in: an estimated mean may leave the range of
+    the outcome. For treatment effects it is the augmented inverse-probability-weighted (AIPW) estimate.
+
+    Examples
+    --------
+    >>> from dataclasses import replace
+    >>> ft.run(replace(study, algorithm=ft.OneStep()), silos).run.status.name
+    'ONE_STEP'
+    """
+
+    @property
+    def rounds_sums(self) -> bool:
+        return True
+
+    @property
+    def fluctuates(self) -> bool:
+        return False
+
+    def flow(self, problem: Problem, law: Law, n: int) -> Flow[Targeted]:
+        run = Run(problem, n)
+        query = MomentsQuery(problem=problem, law=law, n=n, one_step=True)
+        estimate = query.estimate((yield query))
+        arithmetic = arithmetic_error(problem, law)
+        return Targeted(
+            problem=problem,
+            law=law,
+            status=Status.ONE_STEP,
+            steps=0,
+            updates=0,
+            residual=arithmetic,
+            residual_kind="computed",
+            trajectory=tuple(run.visits),
+            accepted=(),
+            certificate=Certificate(tolerance=arithmetic, residual_bound=arithmetic, arithmetic=arithmetic),
+            estimate=estimate,
+        )

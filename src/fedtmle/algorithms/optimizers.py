@@ -15,8 +15,7 @@ import numpy as np
 
 from fedtmle.algorithms.base import Run, require_budget, require_positive
 from fedtmle.errors import InputError, NumericalError
-from fedtmle.model.exact import query_shifts
-from fedtmle.model.linear import newton_direction
+from fedtmle.model.exact import newton_direction, query_shifts
 from fedtmle.model.types import Array, IntArray, Part, unpack
 from fedtmle.protocol.query import Flow, Law, Model
 

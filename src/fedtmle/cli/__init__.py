@@ -1,24 +1,25 @@
-"""The command line: one module per command, each importing what it needs when it runs."""
+"""The command line: one module for the commands of one reader; each imports what it needs when it runs."""
 
 from __future__ import annotations
 
 import typer
 
 from fedtmle import __version__
-from fedtmle.cli import deploy, ledger, parties, silo
-from fedtmle.cli.bounds import bounds
-from fedtmle.cli.budget import budget
-from fedtmle.cli.demo import demo
-from fedtmle.cli.emulate import emulate
-from fedtmle.cli.extensions import ExtensibleGroup, reproduce
-from fedtmle.cli.help import ADMINISTRATOR, EVERYONE, OPERATE, OWNER, RESEARCHER, STATISTICIAN, epilog
-from fedtmle.cli.init import init
-from fedtmle.cli.preflight import preflight
-from fedtmle.cli.report import report
-from fedtmle.cli.risk import risk
-from fedtmle.cli.run import cancel, resume, run, show
-from fedtmle.cli.validate import validate
-from fedtmle.cli.watch import watch
+from fedtmle.cli import deploy, silo
+from fedtmle.cli.base import (
+    ADMINISTRATOR,
+    EVERYONE,
+    OPERATE,
+    OWNER,
+    RESEARCHER,
+    STATISTICIAN,
+    ExtensibleGroup,
+    epilog,
+    reproduce,
+)
+from fedtmle.cli.before import bounds, budget, init, preflight, validate
+from fedtmle.cli.run import cancel, demo, emulate, report, resume, run, show, watch
+from fedtmle.cli.silo import risk
 
 app = typer.Typer(
     cls=ExtensibleGroup,
@@ -68,12 +69,12 @@ for command, examples in (
 ):
     app.command(rich_help_panel=STATISTICIAN, epilog=epilog(*examples))(command)
 for name, party, example in (
-    ("start", parties.start_silo, "silo start kit --silo-file silo.toml"),
-    ("run", parties.run_silo, "silo run kit"),
-    ("notify", parties.notify_silo, "silo notify kit /usr/local/bin/mail-the-owner"),
-    ("page", parties.silo_page, "silo page kit --open"),
-    ("stop", parties.stop_silo, "silo stop kit"),
-    ("status", parties.silo_status, "silo status kit"),
+    ("start", deploy.start_silo, "silo start kit --silo-file silo.toml"),
+    ("run", deploy.run_silo, "silo run kit"),
+    ("notify", deploy.notify_silo, "silo notify kit /usr/local/bin/mail-the-owner"),
+    ("page", deploy.silo_page, "silo page kit --open"),
+    ("stop", deploy.stop_silo, "silo stop kit"),
+    ("status", deploy.silo_status, "silo status kit"),
 ):
     silo.app.command(name, rich_help_panel=OPERATE, epilog=epilog(example))(party)
 app.add_typer(silo.app, name="silo", rich_help_panel=OWNER)
@@ -84,9 +85,9 @@ app.command(
         "risk study.toml --silo silo.toml --attribute age --figure risk.png",
     ),
 )(risk)
-app.add_typer(ledger.app, name="ledger", rich_help_panel=OWNER)
+app.add_typer(silo.ledger_app, name="ledger", rich_help_panel=OWNER)
 app.add_typer(deploy.app, name="deploy", rich_help_panel=ADMINISTRATOR)
-app.add_typer(parties.server, name="server", rich_help_panel=ADMINISTRATOR)
+app.add_typer(deploy.server, name="server", rich_help_panel=ADMINISTRATOR)
 # A placeholder for the help; the group replaces it by the command of fedtmle-paper.
 app.command(
     rich_help_panel=RESEARCHER,

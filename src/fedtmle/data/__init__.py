@@ -1,20 +1,22 @@
 """A silo's own data: read from files or frames, checked against the study's schema, never quoted.
 
-`schema` says what a study asks of a table; `silofile` says where a hospital keeps its table and what it calls
-the columns; `source` has `load`, which returns a table or raises all its defects at once.
+`silofile` says what a study asks of a table, where a hospital keeps its table and what it calls the columns;
+`source` has `load`, which returns a table or raises all its defects at once.
 """
 
 from __future__ import annotations
 
 from fedtmle.data.counted import CountedTable, check
 from fedtmle.data.database import DatabaseQuery
-from fedtmle.data.schema import Column, Kind, Schema
 from fedtmle.data.silofile import (
+    Column,
     ColumnMap,
     CsvFile,
     Database,
     Disclosure,
+    Kind,
     LongTable,
+    Schema,
     SiloFile,
     read_silo_file,
 )

@@ -1,4 +1,4 @@
-"""From a hospital's cells to the study's columns.
+"""From a hospital's cells to the study's columns, and hints where they do not fit.
 
 A reader gives the cells of a column as `Numbers`, as a `Factor` of text labels, or as `Unusable`. A
 `Converter` turns them into the study's units and levels, and collects whatever does not fit the schema.
@@ -11,20 +11,140 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import date, datetime
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtmle.data.dates import ISO, days_of_labels, without_missing
-from fedtmle.data.hints import fitting_units, is_outside, near_level
-from fedtmle.data.schema import Column, Kind
-from fedtmle.data.silofile import ColumnMap
+from fedtmle.data.silofile import Column, ColumnMap, Kind
 from fedtmle.defects import Defects
 from fedtmle.model import kernels
 from fedtmle.model.table import Factor
 from fedtmle.model.types import Array, IntArray
 from fedtmle.protocol.clusters import keyed
+
+# Columns of dates as days, for the difference of two of them.
+#
+# Dates come typed (Parquet, databases, data frames), or as text in a stated format. Times of the day are left
+# out: the difference of two dates is a number of whole days.
+
+EPOCH = date(1970, 1, 1).toordinal()
+ISO = "YYYY-MM-DD"
+
+
+def days_of(label: str, written: str) -> float | None:
+    """Return the days from 1970 to the date of a label, or None if it is not a date.
+
+    ``written`` is a format of `datetime.strptime`, or empty for ISO dates, with a time or without.
+    """
+    try:
+        read = datetime.strptime(label, written) if written else datetime.fromisoformat(label)
+    except ValueError:
+        return None
+    return float(read.date().toordinal() - EPOCH)
+
+
+def days_of_labels(labels: Factor, written: str, missing: Sequence[str]) -> tuple[Array, NDArray[np.bool_]]:
+    """Return the days of each cell (NaN if missing), and a mask of the cells that are not dates."""
+    known = [None if label.strip() in missing else days_of(label.strip(), written) for label in labels.levels]
+    bad = [
+        day is None and label.strip() not in missing for day, label in zip(known, labels.levels, strict=True)
+    ]
+    days = np.array([np.nan if day is None else day for day in known] + [np.nan])
+    return days[labels.codes], np.array([*bad, False])[labels.codes]
+
+
+def without_missing(days: Array, missing: Sequence[str]) -> Array:
+    """Return days with the dates of the codes for a missing value, such as 9999-12-31, removed."""
+    codes = [day for day in (days_of(code, "") for code in missing) if day is not None]
+    return np.where(np.isin(days, codes), np.nan, days)
+
+
+# Hints for the owner of a table whose values do not fit the dictionary: near levels, and likely units.
+#
+# A hint names declared levels, which are public, and conversion factors; never a record's value.
+
+# Factors between units that hospitals use, to the unit that a study may have declared: (scale, shift, words).
+CONVERSIONS: tuple[tuple[float, float, str], ...] = (
+    (88.42, 0.0, "creatinine in mg/dL instead of umol/L"),
+    (1 / 88.42, 0.0, "creatinine in umol/L instead of mg/dL"),
+    (1 / 18.016, 0.0, "glucose in mg/dL instead of mmol/L"),
+    (18.016, 0.0, "glucose in mmol/L instead of mg/dL"),
+    (1 / 38.67, 0.0, "cholesterol in mg/dL instead of mmol/L"),
+    (38.67, 0.0, "cholesterol in mmol/L instead of mg/dL"),
+    (7.50062, 0.0, "kPa instead of mmHg"),
+    (1 / 7.50062, 0.0, "mmHg instead of kPa"),
+    (0.45359237, 0.0, "pounds instead of kg"),
+    (2.54, 0.0, "inches instead of cm"),
+    (1 / 12, 0.0, "months instead of years"),
+    (1 / 365.25, 0.0, "days instead of years"),
+    (5 / 9, -160 / 9, "degrees Fahrenheit instead of Celsius"),
+    (1.8, 32.0, "degrees Celsius instead of Fahrenheit"),
+    (10.0, 0.0, "a tenth of the unit, such as g/dL instead of g/L"),
+    (0.1, 0.0, "ten times the unit, such as g/L instead of g/dL"),
+    (100.0, 0.0, "a hundredth of the unit, such as m instead of cm, or shares instead of percent"),
+    (0.01, 0.0, "a hundred times the unit, such as cm instead of m, or percent instead of shares"),
+    (1000.0, 0.0, "a thousandth of the unit, such as kg instead of g"),
+    (0.001, 0.0, "a thousand times the unit, such as g instead of kg"),
+)
+NEARLY_ALL = 0.95
+EDGE = 0.02  # share of the range; a unit error may leave nearly all values this close to an end
+FEWEST = 20  # fewest values that say something about the unit
+MOST_FITTING = 3
+
+
+def near_level(label: str, levels: Sequence[str]) -> tuple[str, str] | None:
+    """Return the declared level that a label may mean, and how they differ; None if there is none."""
+    for level in levels:
+        if label.strip(" \t\r\n\u00a0") == level:
+            return level, "in blanks around it"
+    for level in levels:
+        if label.strip().casefold() == level.casefold():
+            return level, "in upper and lower case"
+    for level in levels:
+        if _number(label) is not None and _number(label) == _number(level):
+            return level, "in how the number is written, such as 01 for 1"
+    return None
+
+
+def _number(label: str) -> float | None:
+    try:
+        return float(label)
+    except ValueError:
+        return None
+
+
+def fitting_units(values: Array, low: float, high: float) -> tuple[str, ...]:
+    """Return the conversions that would bring nearly all values well into the range, at most three."""
+    known = values[~np.isnan(values)]
+    if len(known) < FEWEST:
+        return ()
+    margin = EDGE * (high - low)
+    hints = []
+    for scale, shift, words in CONVERSIONS:
+        converted = known * scale + shift
+        inside = np.mean((converted >= low) & (converted <= high))
+        central = np.mean((converted > low + margin) & (converted < high - margin))
+        if inside >= NEARLY_ALL and central >= NEARLY_ALL:
+            written = f"scale = {scale:.6g}" + (f", shift = {shift:.6g}" if shift else "")
+            hints.append(f"{written} would fit ({words})")
+    return tuple(hints[:MOST_FITTING])
+
+
+def is_outside(values: Array, low: float, high: float) -> bool:
+    """Return whether most values are outside the range."""
+    known = values[~np.isnan(values)]
+    return len(known) >= FEWEST and bool(np.mean((known < low) | (known > high)) > 0.5)
+
+
+def is_at_edge(values: Array, low: float, high: float) -> bool:
+    """Return whether nearly all values are close to one end of the range, leaving out those at an end."""
+    known = values[~np.isnan(values) & (values != low) & (values != high)]
+    if len(known) < FEWEST:
+        return False
+    share = (known - low) / (high - low)
+    return bool(np.mean(share < EDGE) >= NEARLY_ALL or np.mean(share > 1 - EDGE) >= NEARLY_ALL)
 
 
 @dataclass(frozen=True)

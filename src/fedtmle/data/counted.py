@@ -20,8 +20,7 @@ import numpy as np
 from fedtmle.data.convert import NUMERAL, Cells, Converter, Numbers, UnreadableError, Unusable
 from fedtmle.data.database import MAX_ROWS, DatabaseQuery, read_url
 from fedtmle.data.drivers import DatabaseError, Trouble, TwoQueries, driver_of, postgresql
-from fedtmle.data.schema import Column, Kind, Schema
-from fedtmle.data.silofile import ColumnMap, SiloFile
+from fedtmle.data.silofile import Column, ColumnMap, Kind, Schema, SiloFile
 from fedtmle.data.snapshot import QueryReader, open_query
 from fedtmle.data.source import NO_ROWS, Columns, load, silo_file_of
 from fedtmle.data.sql import (

@@ -1,4 +1,7 @@
-"""`silo.toml`: where a hospital keeps its table, its own names, units and level codes, and what it allows.
+"""The two descriptions of a silo's table: what a study asks of it, and what the hospital says about it.
+
+`Schema` has the study's columns with their kinds, bounds and levels. `silo.toml` says where a hospital keeps
+its table, its own names, units and level codes, and what it allows:
 
 [silo]
 name = "north"
@@ -9,7 +12,7 @@ encoding = "latin-1"         # of a .csv: utf-8 (the default), latin-1, cp1252 o
 decimal = ","                # of the numbers in a .csv, with thousands = "." if they are grouped: 1.234,5
 stream = true                # read it in batches at every pass: for a table larger than memory
 person = "id"                # for a table with one row per person and period: the column of the person
-period = "visit"             # and that of the period, 1, 2, ...; it is read as a wide table (`data.long`)
+period = "visit"             # and that of the period, 1, 2, ...; it is read as a wide table (`data.frames`)
 
 [columns]                    # study's name = hospital's; columns not mentioned keep their name
 age = "AGE_YEARS"
@@ -41,6 +44,7 @@ noise = 0.0                  # declared norm of all errors of the answers togeth
 from __future__ import annotations
 
 import difflib
+import enum
 import math
 import re
 import tomllib
@@ -53,6 +57,84 @@ from fedtmle.data.database import DatabaseQuery, names_database, sqlite_query
 from fedtmle.defects import Defects, Lines, Toml
 from fedtmle.errors import InputError
 from fedtmle.protocol.policy import Policy
+
+
+class Kind(enum.Enum):
+    """How the study reads a column."""
+
+    NUMERIC = "numeric"
+    COUNT = "count"  # 0, 1, 2, ...; numeric in the table
+    BINARY = "binary"  # 0 and 1; numeric in the table
+    FACTOR = "factor"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """One column that a study needs.
+
+    ``bounds`` are for numbers and counts. ``levels`` are for factors and binary columns; those of a binary
+    column are (the name of 0, the name of 1).
+    ``outside`` is the message for values beyond the bounds, and what to do about them. ``unit`` is the
+    unit in the study's dictionary.
+    """
+
+    name: str
+    kind: Kind
+    may_be_missing: bool = False
+    bounds: tuple[float, float] | None = None
+    levels: tuple[str, ...] | None = None
+    outside: tuple[str, str] = (
+        "is outside the declared bounds",
+        "check the unit (scale and shift in the silo file), the records or the study's bounds",
+    )
+    unit: str = ""
+
+    def __post_init__(self) -> None:
+        if self.bounds is not None:
+            if self.kind not in (Kind.NUMERIC, Kind.COUNT):
+                raise InputError(f"column '{self.name}': bounds are for numeric columns")
+            low, high = self.bounds
+            if math.isnan(low) or math.isnan(high) or low >= high:
+                raise InputError(f"column '{self.name}': bounds must be (low, high) with low < high")
+        if self.levels is not None:
+            if self.kind in (Kind.NUMERIC, Kind.COUNT):
+                raise InputError(f"column '{self.name}': levels are for factors and binary columns")
+            if not self.levels or len(set(self.levels)) != len(self.levels):
+                raise InputError(
+                    f"column '{self.name}': levels must be distinct, and there must be at least one"
+                )
+            if self.kind is Kind.BINARY and len(self.levels) != 2:
+                raise InputError(f"column '{self.name}': a binary column needs two levels, that of 0 first")
+
+
+@dataclass(frozen=True)
+class Schema:
+    """The columns that a study needs; one name may be asked both as numbers and as a factor."""
+
+    columns: tuple[Column, ...]
+
+    def __post_init__(self) -> None:
+        if not self.columns:
+            raise InputError("a schema must have at least one column")
+        object.__setattr__(self, "columns", tuple(dict.fromkeys(self.columns)))
+        declared: dict[tuple[str, bool], Column] = {}
+        for column in self.columns:
+            as_factor = column.kind is Kind.FACTOR
+            if declared.setdefault((column.name, as_factor), column) != column:
+                reading = "as a factor" if as_factor else "as numbers"
+                raise InputError(
+                    f"column '{column.name}' is declared twice {reading}, and differently: declare it once"
+                )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The distinct names, in the order in which they are first declared."""
+        return tuple(dict.fromkeys(column.name for column in self.columns))
+
+    def __getitem__(self, name: str) -> tuple[Column, ...]:
+        """Return the declarations of one name: one column, or its numeric and its factor reading."""
+        return tuple(column for column in self.columns if column.name == name)
+
 
 SHORTEST_SECRET = 16  # characters; a shorter one is soon guessed
 TABLES = (".csv", ".parquet")  # extensions of tables, which are no silo files

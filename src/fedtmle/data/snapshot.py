@@ -37,7 +37,7 @@ from fedtmle.data.convert import (
 )
 from fedtmle.data.database import DatabaseQuery, Driver, read_url
 from fedtmle.data.drivers import DatabaseError, QueryRows, Trouble, WriteAccessWarning, driver_of, explained
-from fedtmle.data.duck import RelationReader, attempt, connect
+from fedtmle.data.files import RelationReader, attempt, connect
 
 if TYPE_CHECKING:
     import pyarrow as pa

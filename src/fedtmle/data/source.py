@@ -28,14 +28,22 @@ from fedtmle.data.convert import (
 )
 from fedtmle.data.database import DatabaseQuery, sqlite_query
 from fedtmle.data.files import NO_FILE, open_database, open_file
-from fedtmle.data.frames import frame_reader
-from fedtmle.data.long import LongReader
-from fedtmle.data.schema import Column, Kind, Schema
-from fedtmle.data.silofile import ColumnMap, CsvFile, Database, LongTable, SiloFile, read_silo_file
+from fedtmle.data.frames import LongReader, frame_reader
+from fedtmle.data.silofile import (
+    Column,
+    ColumnMap,
+    CsvFile,
+    Database,
+    Kind,
+    LongTable,
+    Schema,
+    SiloFile,
+    read_silo_file,
+)
 from fedtmle.data.snapshot import QueryReader, Snapshot, open_query
 from fedtmle.defects import DataErrors, Defect, Defects
 from fedtmle.errors import DataError, InputError
-from fedtmle.initial.units import TIME_UNITS, conversion, time_unit
+from fedtmle.initial.variables import TIME_UNITS, conversion, time_unit
 from fedtmle.model.parallel import done
 from fedtmle.model.table import AnyTable, Factor, StreamedTable, Table
 from fedtmle.model.types import Array

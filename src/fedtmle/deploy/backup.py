@@ -24,8 +24,7 @@ from fedtmle.deploy.kits import Kit, Role, read_kit
 from fedtmle.deploy.processes import running
 from fedtmle.engine.post import approvals_of, close_plans, silo_folder
 from fedtmle.errors import FedTMLEError, InputError
-from fedtmle.runtime.documents import Document, read_document, write_document
-from fedtmle.runtime.journal import scan
+from fedtmle.runtime.journal import Document, read_document, scan, write_document
 from fedtmle.runtime.ledger import read
 
 FORMAT = 1

@@ -1,4 +1,4 @@
-"""Start-up kits, one for each party, and the coordinator's deployment that holds them."""
+"""Start-up kits, one for each party, the deployment that holds them, and the permissions of the engine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from fedtmle.errors import InputError
-from fedtmle.runtime.documents import Document, read_document, write_document
+from fedtmle.runtime.journal import Document, read_document, write_document
 
 
 class Role(StrEnum):
@@ -123,3 +123,108 @@ def read_deployment(path: Path) -> Deployment:
 def _without_path(described: Kit | Deployment) -> Document:
     """Return the fields to write down: a folder may be moved, so its path is not one of them."""
     return {name: value for name, value in asdict(described).items() if name != "path"}
+
+
+# The permissions of a party's engine: FLARE's configuration of each site, which denies all but a few rights.
+#
+# A silo builds two classes and no other, runs no code that a job brings, streams no log, and opens no shell
+# to an administrator.
+
+ADMIN_ROLE = "lead"
+CLASSES = {
+    Role.SILO: [
+        "nvflare.collab.runtime.executor.CollabExecutor",
+        "fedtmle.engine.flare_silo.SiloEnd",
+    ],
+    Role.SERVER: [
+        "nvflare.collab.runtime.controller.CollabController",
+        "fedtmle.engine.flare.Coordinator",
+    ],
+}
+POSTS = {Role.SILO: "fedtmle.engine.flare_post.SiloPost", Role.SERVER: "fedtmle.engine.flare_post.ServerPost"}
+MAX_JOBS = 32  # runs at the same time; one that waits is no job
+UNWANTED = ("site_log_streamer", "log_receiver")
+
+# "n:submitter" is the submitter of the job. A right that is not named is denied.
+RIGHTS = {
+    "submit_job": "any",
+    "manage_job": "n:submitter",
+    "view": "any",
+    "clone_job": "none",
+    "download_job": "none",
+    "operate": "none",
+    "shell_commands": "none",
+    "byoc": "none",
+    "server-predeployed-flwr": "none",
+}
+# Without a ping a connection whose other end is gone looks alive for a quarter of an hour.
+MAX_FRAME = (2 << 30) - (2 << 20)  # bytes; FLARE's own limit, which our options would replace
+COMMUNICATION = {
+    # To a party's own jobs: FLARE's default is clear TCP, which any account of the machine can join.
+    "internal": {"scheme": "tcp", "resources": {"host": "localhost", "connection_security": "mtls"}},
+    "grpc": {
+        "options": [
+            ["grpc.max_send_message_length", MAX_FRAME],
+            ["grpc.max_receive_message_length", MAX_FRAME],
+            ["grpc.keepalive_time_ms", 20_000],
+            ["grpc.keepalive_timeout_ms", 10_000],
+            # Otherwise a keepalive waits up to 60 s for the answer to gRPC's own bandwidth ping.
+            ["grpc.http2.ping_timeout_ms", 10_000],
+            ["grpc.keepalive_permit_without_calls", 1],
+            ["grpc.http2.max_pings_without_data", 0],
+            ["grpc.http2.min_ping_interval_without_data_ms", 10_000],
+            ["grpc.http2.min_recv_ping_interval_without_data_ms", 10_000],
+        ]
+    },
+}
+AUTHORIZATION = {"format_version": "1.0", "permissions": {ADMIN_ROLE: RIGHTS}}
+
+
+def write_policy(kit: Kit) -> None:
+    """Write our configuration into the kit's ``local`` folder, where it takes precedence over FLARE's."""
+    local = kit.path / "local"
+    write_document(local / "authorization.json", AUTHORIZATION)
+    write_document(local / "comm_config.json", COMMUNICATION)
+    write_document(local / "log_config.json", logging_of(read_document(local / "log_config.json.default")))
+    write_document(
+        local / "resources.json", resources(read_document(local / "resources.json.default"), kit.role)
+    )
+
+
+def resources(default: Document, role: Role) -> Document:
+    """Return FLARE's resources with our class list and our post, and without its log streams."""
+    parts = [part for part in default["components"] if part["id"] not in UNWANTED]
+    for part in parts:
+        if part["id"] == "job_scheduler":
+            part["args"]["max_jobs"] = MAX_JOBS
+    document = {
+        **default,
+        "class_list_enforcement_mode": "enforce",
+        "class_allow_list": CLASSES[role],
+        "components": [*parts, {"id": "fedtmle_post", "path": POSTS[role], "args": {}}],
+    }
+    if role is Role.SILO:
+        document["allow_log_streaming"] = False
+    return document
+
+
+def place_storage(kit: Kit) -> None:
+    """Let the server keep jobs and snapshots in its own folder; FLARE's default is a shared one."""
+    path = kit.path / "local" / "resources.json"
+    document = read_document(path)
+    storage = document["snapshot_persistor"]["args"]["storage"]["args"]
+    storage["root_dir"] = str(kit.path / "storage" / "snapshots")
+    for part in document["components"]:
+        if part["id"] == "job_manager":
+            part["args"]["uri_root"] = str(kit.path / "storage" / "jobs")
+    write_document(path, document)
+
+
+def logging_of(default: Document) -> Document:
+    """Return a logging configuration with warnings and errors only, to the party's own files.
+
+    FLARE's default logs a line for each message, which takes a tenth of a round.
+    """
+    handlers = {name: default["handlers"][name] for name in ("logFileHandler", "errorFileHandler")}
+    root = {"level": "WARNING", "handlers": list(handlers)}
+    return {**default, "handlers": handlers, "loggers": {"root": root}}

@@ -1,23 +1,106 @@
-"""Start a party on its own machine, and report its status."""
+"""A party on its own machine: start it, report its status and its studies, run it as a service."""
 
 from __future__ import annotations
 
+import re
+import shlex
 import socket
+import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedtmle.data import read_silo_file
-from fedtmle.deploy.kits import Kit, Role
-from fedtmle.deploy.policy import place_storage
-from fedtmle.deploy.presence import STALE, presence
+from fedtmle.data.silofile import CsvFile
+from fedtmle.deploy.kits import Kit, Role, place_storage
+from fedtmle.deploy.launch import STALE, presence
 from fedtmle.deploy.processes import running, start
-from fedtmle.deploy.studies import came_to, words
-from fedtmle.engine.post import last_contact
+from fedtmle.engine.post import last_contact, silo_folder, studies_folder
 from fedtmle.engine.runs import RunFolder, server_key
-from fedtmle.errors import InputError
-from fedtmle.runtime.documents import read_document, write_document
-from fedtmle.studies.home import Home
+from fedtmle.errors import FedTMLEError, InputError
+from fedtmle.layout import wrapped
+from fedtmle.runtime.journal import read_document, write_document
+from fedtmle.runtime.signing import Decision
+from fedtmle.studies.home import Home, data_digest
+from fedtmle.studyfile.file import file_plan, read_study
+
+# The studies that came to a silo: which plan each is, what its owner decided, and whether it has run.
+#
+# A study is known by the digest under which it came. An upgrade of fedtmle gives the same text another
+# digest; the studies that came before keep theirs, and their decisions.
+
+LARGEST_COMPARED = 20_000_000  # bytes of a file that is read to see whether it changed
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReceivedStudy:
+    """One study that came, and its owner's decision; ``begun``: whether the silo has answered any of it."""
+
+    plan: str
+    path: Path
+    decision: Decision | None
+    begun: bool
+
+
+def came_to(home: Home) -> list[ReceivedStudy]:
+    """Return the studies that came to a silo, the latest last."""
+    decisions = home.approvals.current()
+    paths = studies_folder(home.folder).glob("[0-9a-f]*.toml")
+    return [
+        ReceivedStudy(
+            plan=path.stem,
+            path=path,
+            decision=decisions.get(path.stem),
+            begun=(home.folder / f"{path.stem}.journal").exists(),
+        )
+        for path in sorted(paths, key=lambda path: (path.stat().st_mtime, path.name))
+    ]
+
+
+def words(study: ReceivedStudy, home: Home, open_plans: Sequence[str] | None) -> str:
+    """Return where a study stands, its title, and what its owner can do, on several lines.
+
+    ``open_plans`` are the plans that the server lists.
+    """
+    arguments = f"{shlex.quote(str(study.path))} --silo {shlex.quote(str(home.file.path))}"
+    preview, approve = f"    fedtmle silo preview {arguments}", f"    fedtmle silo approve {arguments}"
+    named = wrapped(described(study), first="    Study: ", indent=" " * 8)
+    is_closed = open_plans is not None and study.plan not in open_plans
+    if study.decision is not None:
+        decided = f"{'approved' if study.decision.approved else 'rejected'} {study.decision.time}"
+        if is_closed and study.decision.approved and not study.begun:
+            return "\n".join([f"{decided}, then closed by the coordinator; nothing was asked", *named])
+        if not _has_other_data(study, study.decision, home):
+            return "\n".join([decided, *named])
+        return "\n".join([f"{decided}, but the data changed since: approve it again", *named, approve])
+    if is_closed:
+        return "\n".join(["closed by the coordinator; nothing was decided", *named])
+    return "\n".join(["waits for you:", *named, preview, approve])
+
+
+def described(study: ReceivedStudy) -> str:
+    """Return the title of a study that came, or its question."""
+    try:
+        content = read_study(study.path, samples=False).study
+    except FedTMLEError:
+        return "(a study of another version of fedtmle)"
+    return content.title or content.target.question
+
+
+def _has_other_data(study: ReceivedStudy, decision: Decision, home: Home) -> bool:
+    """Return whether an approval without an answer yet is for other rows; large sources are not read."""
+    data = home.file.data
+    path = data.path if isinstance(data, CsvFile) else data
+    if not decision.approved or not decision.data or not isinstance(path, Path):
+        return False
+    try:
+        if path.stat().st_size > LARGEST_COMPARED or study.plan in home.earlier():
+            return False
+        plan = file_plan(read_study(study.path, samples=False))
+        return plan.digest.hex() == study.plan and data_digest(plan, home.file).hex() != decision.data
+    except (FedTMLEError, OSError):
+        return False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,3 +227,88 @@ def _run_words(run: RunFolder) -> str:
     silos = [f"{silo}: {each}" for silo, each in status.silos.items() if each != "ready"]
     said = [part for part in (status.why, *(silos if not status.state.is_over else ())) if part]
     return f"{progress}: {'; '.join(said)}" if said else progress
+
+
+# A systemd unit for a party: it starts at boot, is restarted, and can write its own folders only.
+
+UNIT = """\
+[Unit]
+Description=fedtmle {role} {name}
+Wants=network-online.target
+After=network-online.target
+
+[Service]
+User={user}
+ExecStart={python} -m fedtmle {role} run {kit}
+Restart=always
+RestartSec=5
+KillMode=mixed
+TimeoutStopSec=30
+UMask=0077
+Environment=NUMBA_CACHE_DIR={kit}/fedtmle/cache
+ReadWritePaths={writable}
+ProtectSystem=strict
+ProtectHome=read-only
+PrivateTmp=true
+PrivateDevices=true
+NoNewPrivileges=true
+CapabilityBoundingSet=
+AmbientCapabilities=
+ProtectClock=true
+ProtectControlGroups=true
+ProtectHostname=true
+ProtectKernelLogs=true
+ProtectKernelModules=true
+ProtectKernelTunables=true
+ProtectProc=invisible
+RestrictAddressFamilies=AF_INET AF_INET6 AF_UNIX
+RestrictNamespaces=true
+RestrictRealtime=true
+RestrictSUIDSGID=true
+RemoveIPC=true
+LockPersonality=true
+SystemCallArchitectures=native
+SystemCallFilter=@system-service
+SystemCallFilter=~@privileged
+
+[Install]
+WantedBy=multi-user.target
+"""
+
+
+def unit(kit: Kit, *, user: str) -> str:
+    """Return the unit of a party that the account ``user`` runs.
+
+    A silo can write its kit and its `silo.fedtmle/` folder, a server its kit. Compiled code needs memory that
+    is writable and executable, so that `MemoryDenyWriteExecute` is not set.
+    """
+    if kit.role is Role.ADMIN:
+        raise InputError(f"{kit.path}: an administrator's kit runs nothing; give a server's or a silo's kit")
+    if not re.fullmatch(r"[a-z_][a-z0-9_-]{0,31}", user) or user == "root":
+        raise InputError(f"--user: expected the name of an account other than root, got '{user}'")
+    writable = [kit.path]
+    if kit.role is Role.SILO:
+        try:
+            writable.append(silo_folder(kit.home))
+        except (OSError, ValueError, KeyError, TypeError):
+            raise InputError(
+                f"{kit.path}: the silo file is not known yet; run `fedtmle silo start {kit.path} --silo-file "
+                "silo.toml` once"
+            ) from None
+    (kit.home / "cache").mkdir(exist_ok=True)
+    return UNIT.format(
+        role=kit.role,
+        name=kit.silo or kit.project,
+        user=user,
+        python=_quoted(Path(sys.executable)),
+        kit=_quoted(kit.path),
+        writable=" ".join(map(_quoted, writable)),
+    )
+
+
+def _quoted(path: Path) -> str:
+    """Return a path as a unit file has it: percent signs doubled, blanks escaped."""
+    text = str(path)
+    if "\n" in text or '"' in text:
+        raise InputError(f"{path}: a unit file cannot name this path; move the folder")
+    return re.sub(r"[ \t\\\\]", lambda found: f"\\x{ord(found[0]):02x}", text.replace("%", "%%"))

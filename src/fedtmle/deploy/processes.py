@@ -13,9 +13,9 @@ from pathlib import Path
 import psutil
 
 from fedtmle.deploy.kits import Kit, Role
-from fedtmle.engine.alive import Process
+from fedtmle.engine.process import Process
 from fedtmle.errors import InputError
-from fedtmle.runtime.documents import read_document, write_document
+from fedtmle.runtime.journal import read_document, write_document
 
 GRACE = 5.0  # seconds between asking a process to end and ending it
 

@@ -24,7 +24,7 @@ from fedtmle.deploy.ahead import is_compiled
 from fedtmle.deploy.kits import Kit, Role, read_kit
 from fedtmle.deploy.processes import descendants, end, engine_command, engine_environment, record_engine
 from fedtmle.deploy.validity import invalidity_now
-from fedtmle.engine.logs import tidy
+from fedtmle.engine.process import tidy
 
 RESTART_PAUSE = 1.0  # seconds; doubled each time the engine ends within `BRIEF_LIFE`
 LONGEST_PAUSE = 30.0  # seconds
@@ -96,7 +96,7 @@ def _serve_numbers(kit: Kit) -> None:
     """Serve numbers for monitoring, if the kit names a port for them; only then load what reads them."""
     if not (kit.home / "health.json").exists():
         return
-    from fedtmle.deploy.health import serve
+    from fedtmle.deploy.doctor import serve
 
     try:
         serve(kit)

@@ -10,16 +10,15 @@ from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 from fedtmle.engine import frames
-from fedtmle.engine.alive import Process
-from fedtmle.engine.dispatch import lose, reason
 from fedtmle.engine.frames import Answer, Declined, Ready
-from fedtmle.engine.runs import Move, MoveError, RunFolder, Terms, full_disk, server_key
+from fedtmle.engine.process import Process
+from fedtmle.engine.runs import Move, MoveError, RunFolder, Terms, full_disk, lose, reason, server_key
 from fedtmle.errors import DeadlineError, FedTMLEError, InputError, JournalError, ProtocolError, RefusedError
 from fedtmle.programs.study import Study
-from fedtmle.runtime.events import EventLog
 from fedtmle.runtime.journal import FileJournal
 from fedtmle.runtime.session import ABSENT, Federation, Journalled, RoundReport, opened_silos
 from fedtmle.studies.over import run_over
+from fedtmle.studies.progress import EventLog
 from fedtmle.studyfile.file import StudyFile, file_plan
 
 _log = logging.getLogger("fedtmle.server")

@@ -24,9 +24,8 @@ from nvflare.fuel.f3.cellnet.fqcn import FQCN
 from nvflare.fuel.f3.message import Message
 from nvflare.lighter.tool_consts import NVFLARE_SUBMITTER_CRT_FILE
 
-from fedtmle.engine.logs import write_log
-from fedtmle.engine.notice import command_of, notice_of, tell_later
-from fedtmle.engine.post import POST_EVERY, Desk, read_notice, write_letter
+from fedtmle.engine.post import POST_EVERY, Desk, command_of, notice_of, read_notice, tell_later, write_letter
+from fedtmle.engine.process import write_log
 from fedtmle.errors import DecodeError
 
 Engine: TypeAlias = Any  # FLARE's server or client engine, which have no common type

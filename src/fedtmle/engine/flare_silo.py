@@ -8,10 +8,9 @@ from pathlib import Path
 from nvflare.collab import collab
 
 from fedtmle.engine import frames
-from fedtmle.engine.endpoint import Endpoint
 from fedtmle.engine.frames import Declined
-from fedtmle.engine.logs import write_log
-from fedtmle.engine.site import open_endpoint
+from fedtmle.engine.process import write_log
+from fedtmle.engine.site import Endpoint, open_endpoint
 
 
 class SiloEnd:

@@ -21,7 +21,7 @@ import msgspec
 from fedtmle.engine.post import LONGEST_LETTER, LONGEST_STUDY, MAX_STUDIES
 from fedtmle.engine.runs import Move, RunFolder, RunState, RunStatus, Terms, server_key, sites
 from fedtmle.errors import DecodeError, FedTMLEError, InputError
-from fedtmle.runtime.documents import read_document
+from fedtmle.runtime.journal import read_document
 from fedtmle.studyfile.file import StudyFile, file_plan, read_study
 
 COORDINATOR = "admin@fedtmle.org"  # the engine requires the form of an address; no such mailbox exists

@@ -1,4 +1,4 @@
-"""Generalised linear models across silos: the specification, the model to fit, the fitted one.
+"""Regressions across silos, generalised linear and multinomial: specified, to be fitted, and fitted.
 
 The coefficients are the eps of a model without a law: the loss of row i is
 w_i rho(x_i . beta, y_i), its sums are exact, and Newton's method on the pooled sums gives the
@@ -16,25 +16,22 @@ from typing import Literal, TypeVar, final
 
 import numpy as np
 
+from fedtmle.defects import expect, expect_number
 from fedtmle.errors import InputError
-from fedtmle.initial.design import column_names, in_place, reference_columns, scaled_design
-from fedtmle.initial.formula import parse_formula
-from fedtmle.initial.ranges import Range
-from fedtmle.initial.syntax import Formula
+from fedtmle.initial.design import Range, column_names, in_place, reference_columns, scaled_design
+from fedtmle.initial.syntax import Formula, parse_formula
 from fedtmle.model import kernels
-from fedtmle.model.arguments import expect, expect_number
-from fedtmle.model.families import Family, Response
-from fedtmle.model.grouped import GroupedLinear, LongRows
 from fedtmle.model.parallel import done, mapped
 from fedtmle.model.problem import AbstractModel, JudgedTogether
 from fedtmle.model.submodel import AbstractNormaliser, AbstractSubmodel, GeneralisedLinear, StreamedLinear
+from fedtmle.model.submodels import GroupedLinear, LongRows, Multinomial
 from fedtmle.model.table import (
     AnyTable,
     StreamedTable,
     Table,
     people_blocks,
 )
-from fedtmle.model.types import Array, IntArray, RowBound, Scaled, exponent, is_one
+from fedtmle.model.types import Array, Family, IntArray, Response, RowBound, Scaled, exponent, is_one
 
 Result = TypeVar("Result")
 Levels = Mapping[str, tuple[str, ...]]
@@ -317,7 +314,7 @@ class AbstractOwnIntercept(ABC):
     @property
     @abstractmethod
     def name(self) -> str:
-        """The column in which a silo's table has it, once its rows are seen through `programs.own`."""
+        """Its column in a silo's table, once the rows are seen through `programs.superlearner`."""
 
     @abstractmethod
     def of(self, rows: AnyTable) -> float:
@@ -425,3 +422,126 @@ class Supplied:
         for column in columns:
             expect("Supplied", column, str, 'names of columns, as in Supplied("p", "q")')
         object.__setattr__(self, "columns", columns)
+
+
+# Multinomial regression across silos: one softmax model of all arms, the same in whichever order they are.
+#
+# The reference class only fixes coordinates: the fitted probabilities do not depend on it. A ridge penalises
+# the coefficients of each column around their mean over all classes, that of the reference being zero,
+#
+#     A = ridge sum_a {sum_j beta_ja^2 - (sum_j beta_ja)^2 / J},
+#
+# which does not depend on the reference either, and for two classes is the ridge of a logistic GLM.
+
+
+@final
+@dataclass(frozen=True)
+class ClassRidge(AbstractNormaliser):
+    """The penalty A above; ``free`` marks the intercept among the columns, shape (p,)."""
+
+    ridge: float
+    free: Array
+    classes: int
+
+    @cached_property
+    def _matrix(self) -> Array:
+        spread = np.eye(self.classes - 1) - 1.0 / self.classes
+        return np.asarray(2.0 * self.ridge * np.kron(spread, np.diag(1.0 - self.free)), dtype=np.float64)
+
+    def value(self, eps: Array) -> float:
+        return 0.5 * math.fsum(eps * self.gradient(eps))
+
+    def gradient(self, eps: Array) -> Array:
+        return np.array([math.fsum(row * eps) for row in self._matrix])  # the same bits at every party
+
+    def hessian(self, eps: Array) -> Array:  # noqa: ARG002 - constant
+        return self._matrix
+
+    def curvature_ceiling(self, C: Array) -> float:
+        return 2.0 * self.ridge * float(np.linalg.norm(C, 2)) ** 2
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class MultinomialModel(AbstractRegressionModel):
+    """The loss whose minimiser is the softmax fit of the classes of ``response`` on the formula's columns."""
+
+    formula: Formula
+    levels: Levels
+    scales: tuple[int, ...]  # column a is divided by 2^scales[a]
+    classes: int
+    response: AbstractResponse
+    weight_ceiling: float = 1.0
+    ridge: float = 0.0
+
+    @property
+    def dim(self) -> int:
+        return (self.classes - 1) * len(self.scales)
+
+    def submodel(self, law: None, rows: AnyTable) -> AbstractSubmodel:
+        if isinstance(rows, StreamedTable):
+            return StreamedLinear(
+                table=rows,
+                family=Family.LOGISTIC,
+                dim=self.dim,
+                bound=self.row_bound(law),
+                design=self.design,
+            )
+        return self.design(rows)
+
+    def design(self, rows: Table) -> Multinomial:
+        """Return the submodel of rows in memory."""
+        y, w = self.response.of(rows)
+        return Multinomial(
+            X=scaled_design(self.formula, rows, self.levels, self.scales),
+            y=y.astype(np.int64),
+            w=w,
+            classes=self.classes,
+            bound=self.row_bound(None),
+        )
+
+    def normaliser(self, law: None) -> ClassRidge:  # noqa: ARG002 - there is no law
+        return self._ridge
+
+    @cached_property
+    def _ridge(self) -> ClassRidge:
+        names = column_names(self.formula, self.levels)
+        return ClassRidge(self.ridge, np.array([float(name == "1") for name in names]), self.classes)
+
+    def row_bound(self, law: None) -> RowBound:  # noqa: ARG002 - there is no law
+        return RowBound(gradient=exponent(self.weight_ceiling), curvature=exponent(self.weight_ceiling / 4))
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class FittedMultinomial:
+    """A fitted softmax model: coefficients of each class but the first, in the order of the columns.
+
+    ``error`` and ``bits`` are those of a coded fit, as of `FittedGLM`.
+    """
+
+    formula: Formula
+    levels: Levels
+    coefficients: tuple[tuple[float, ...], ...]
+    error: float = 0.0
+    bits: int | None = None
+
+    def predict(self, table: Table) -> Array:
+        """Return the probability of each class, shape (J, N): the same bits in any partition."""
+        p = np.empty((len(self.coefficients) + 1, table.n_rows))
+
+        def fill(place: tuple[slice, Table]) -> None:
+            rows, block = place
+            p[:, rows] = self._block(block)
+
+        done(fill, table.placed_blocks())
+        return p
+
+    def _block(self, table: Table) -> Array:
+        zeros = [0] * len(self.coefficients[0])
+        X = scaled_design(self.formula, table, self.levels, zeros)
+        eta = np.zeros((len(self.coefficients) + 1, table.n_rows))
+        for j, beta in enumerate(self.coefficients, start=1):
+            rows = kernels.glm_rows(Family.GAUSSIAN, X)  # the Gaussian mean is the predictor
+            eta[j] = kernels.glm_means(rows, np.array(beta))
+        return kernels.softmax(eta)

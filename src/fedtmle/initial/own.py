@@ -1,7 +1,7 @@
 """Intercepts of the silos' own: what C(silo) is where no other term has the silo.
 
 An indicator column that one silo alone fills would make the total of that column this silo's own sum, masks
-or not. So each silo fits its intercept itself, at whatever coefficients the parties are (`model.profile`),
+or not. So each silo fits its intercept itself, at whatever coefficients the parties are (`model.submodels`),
 and keeps it. The fit is that of indicator columns. A silo's intercept is a function of the coefficients and
 of its rows, so that nothing of it is sent or stored.
 
@@ -35,12 +35,11 @@ from fedtmle.initial.glm import (
 )
 from fedtmle.initial.syntax import Categorical, Formula
 from fedtmle.model import kernels
-from fedtmle.model.families import Family
 from fedtmle.model.problem import JudgedTogether
-from fedtmle.model.profile import Profiled, SiloRows
 from fedtmle.model.submodel import AbstractSubmodel
+from fedtmle.model.submodels import Profiled, SiloRows
 from fedtmle.model.table import SILO, AnyTable, StreamedTable, Table, over_batches
-from fedtmle.model.types import Array, Part, RowBound
+from fedtmle.model.types import Array, Family, Part, RowBound
 
 Result = TypeVar("Result")
 

@@ -12,8 +12,8 @@ import numpy as np
 from fedtmle.errors import InputError
 from fedtmle.initial.crossfit import CrossFitted, SuppliedPrediction, SuppliedProbability, chosen_fold
 from fedtmle.initial.design import DesignPart, Levels, design_columns, part_values, study_codes
-from fedtmle.initial.glm import FittedGLM
-from fedtmle.initial.multinomial import FittedMultinomial
+from fedtmle.initial.glm import FittedGLM, FittedMultinomial
+from fedtmle.initial.superlearner import TreeEnsemble
 from fedtmle.initial.syntax import (
     Arithmetic,
     BSpline,
@@ -28,10 +28,8 @@ from fedtmle.initial.syntax import (
     Power,
     Transformed,
 )
-from fedtmle.initial.trees import TreeEnsemble
-from fedtmle.model.families import Family
 from fedtmle.model.table import Table
-from fedtmle.model.types import Array
+from fedtmle.model.types import Array, Family
 
 
 def design_tangent(formula: Formula, table: Table, levels: Levels, name: str) -> Array:

@@ -25,19 +25,22 @@ from fedtmle.model.check_case import (
     ROUNDING,
     WEIGHT,
     Case,
+    Check,
+    CheckReport,
     FiniteLaw,
     Gap,
     NotApplicableError,
+    Outcome,
+    broken_rows,
     compare,
     difference,
     mean_parts,
+    quotes,
     requirement,
     take,
     units_apart,
     weighted,
 )
-from fedtmle.model.check_read import broken_rows, quotes
-from fedtmle.model.check_report import Check, CheckReport, Outcome
 from fedtmle.model.exact import GRID_BITS, Sums, query_shifts
 from fedtmle.model.problem import AbstractProblem, Law, PoolableRows, Rows
 from fedtmle.model.types import Array, Part, unpack

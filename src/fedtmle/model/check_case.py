@@ -1,8 +1,11 @@
-"""The instruments of the conformance suite: a problem at a law, gaps between two figures, and differences."""
+"""The instruments of the conformance suite: a problem at a law, differences, broken rows, and the report."""
 
 from __future__ import annotations
 
+import enum
 import math
+import re
+import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -11,10 +14,142 @@ from typing import Generic, final
 
 import numpy as np
 
+from fedtmle.errors import CheckFailedError
 from fedtmle.model.exact import Sums
 from fedtmle.model.problem import AbstractProblem, Estimate, Law, Rows
 from fedtmle.model.submodel import AbstractNormaliser, AbstractSubmodel
 from fedtmle.model.types import Array, IntArray, Part, unpack
+
+# The report of the conformance suite: named checks, figures, and a verdict.
+
+
+class Outcome(enum.Enum):
+    """How a check ended."""
+
+    PASSED = "passed"
+    FAILED = "FAILED"
+    NOT_CHECKED = "not checked"
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """One named check: passed if ``figure`` <= ``tolerance``."""
+
+    name: str
+    outcome: Outcome
+    figure: float | None = None
+    tolerance: float | None = None
+    note: str = ""
+
+    def __str__(self) -> str:
+        figures = "".join(f"{x:>10.1e}" if x is not None else " " * 10 for x in (self.figure, self.tolerance))
+        lines = [f"{self.name:<40} {self.outcome.value:<12}{figures}".rstrip()]
+        lines += textwrap.wrap(self.note, width=76, initial_indent="    ", subsequent_indent="    ")
+        return "\n".join(lines)
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class CheckReport:
+    """The checks of a problem, in order."""
+
+    checks: tuple[Check, ...]
+
+    @property
+    def failures(self) -> tuple[Check, ...]:
+        return tuple(check for check in self.checks if check.outcome is Outcome.FAILED)
+
+    def raise_if_failed(self) -> None:
+        """Raise `CheckFailedError` with the failed checks, if there are any."""
+        if self.failures:
+            raise CheckFailedError("\n".join(["the problem fails these checks:", *map(str, self.failures)]))
+
+    def __str__(self) -> str:
+        header = f"{'check':<40} {'outcome':<12}{'figure':>10}{'tolerance':>10}"
+        return "\n".join([header, "-" * len(header), *map(str, self.checks)])
+
+
+# Does `read` quote a record's value in an error? It is given broken rows that hold known values.
+#
+# An error message ends in logs and in front of other people, so `read` must say what is wrong with a column
+# and never with which value. Every broken form is read twice, with two values: a number that a message
+# shows by chance is not close to both.
+
+FRACTIONS = (0.735193, 0.268351)  # shares of a column's range at which the two known values lie
+CLOSE = 4e-3  # a printed number this close to a known value, relative to it, is a quotation
+_NUMBER = re.compile(r"\d[\d,_]*\.?\d*(?:[eE][+-]?\d+)?|\.\d+")
+
+Form = tuple[str, object, float]  # a description, rows, and the value that they hold
+
+
+def broken_rows(raw: object) -> Iterator[tuple[Form, Form]]:
+    """Yield broken forms of the raw rows, each with two different values."""
+    first, second = FRACTIONS
+    yield from zip(_forms(raw, first), _forms(raw, second), strict=True)
+
+
+def quotes(error: BaseException, value: float) -> bool:
+    """Whether the text of an error, or of one that it shows as its cause, has the value in some format."""
+    numbers = (float(token.replace(",", "").replace("_", "")) for token in _NUMBER.findall(_text(error)))
+    return any(abs(number - abs(value)) <= CLOSE * abs(value) for number in numbers)
+
+
+def _text(error: BaseException) -> str:
+    shown = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    notes = getattr(error, "__notes__", ())
+    return "\n".join([str(error), *map(repr, error.args), *notes, _text(shown) if shown else ""])
+
+
+def _forms(raw: object, fraction: float) -> Iterator[Form]:
+    """Yield each column of the rows broken in several ways, then values that are no rows at all."""
+    columns = _columns(raw)
+    for name, column in columns.items():
+        for description, broken, value in _broken_columns(np.asarray(column, dtype=np.float64), fraction):
+            yield description, _rebuilt(raw, {**columns, name: broken}), value
+    for number in (fraction, 1e6 * fraction):
+        yield "one number instead of rows", number, number
+        yield "text instead of rows", f"id {number}", number
+        yield "text instead of numbers", [f"id {number}"] * 3, number
+        yield "too many dimensions", np.full((2, 2, 2), number), number
+        yield "rows of different lengths", [[number], [number, number]], number
+        yield "a column of another name", {"another": [number]}, number
+
+
+def _broken_columns(column: Array, fraction: float) -> Iterator[tuple[str, object, float]]:
+    low, high = float(column.min()), float(column.max())
+    inside = low + fraction * ((high - low) or 1.0)
+    outside = high + 1e6 * fraction * (1.0 + abs(high))
+    for value in (inside, outside, -outside):
+        yield "a column of one value that it does not hold", np.full_like(column, value), value
+        for description, wrong in (("a missing value", np.nan), ("an infinite value", np.inf)):
+            yield description, np.array([wrong, *np.full(len(column) - 1, value)]), value
+        yield "text in a column", np.full(len(column), f"id {value}"), value
+        yield "text among numbers", np.array([f"id {value}", *column[1:]], dtype=object), value
+        yield "a column of two dimensions", np.full((len(column), 2), value), value
+        yield "a column that is too short", np.full(len(column) - 1, value), value
+
+
+def _columns(raw: object) -> dict[object, object]:
+    """Return the columns of a mapping or of an array; none of another kind of rows."""
+    if isinstance(raw, Mapping):
+        return {name: column for name, column in raw.items() if _is_numeric(np.asarray(column))}
+    if isinstance(raw, list | tuple | np.ndarray) and _is_numeric(array := np.asarray(raw)):
+        return dict(enumerate(array.T if array.ndim == 2 else [array]))
+    return {}
+
+
+def _is_numeric(array: np.ndarray) -> bool:
+    return array.dtype.kind in "biuf" and array.ndim in (1, 2) and array.size > 0
+
+
+def _rebuilt(raw: object, columns: Mapping[object, object]) -> object:
+    if isinstance(raw, Mapping):
+        return {**raw, **columns}
+    if np.ndim(raw) == 1:  # type: ignore[arg-type]  # `_columns` has made an array of it
+        return columns[0]
+    return [list(row) for row in zip(*map(np.asarray, columns.values()), strict=False)]
+
 
 ROUNDING = 2.0**-44  # rounding error of a mean, relative to its largest term
 SAMPLE = 50  # rows that are checked one by one

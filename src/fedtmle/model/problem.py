@@ -18,10 +18,9 @@ import numpy as np
 
 from fedtmle.errors import InputError
 from fedtmle.model.exact import FINE_BITS, GRID_BITS, Sums, column_shifts
-from fedtmle.model.families import Family
 from fedtmle.model.kernels import column_sums
 from fedtmle.model.submodel import AbstractNormaliser, AbstractSubmodel
-from fedtmle.model.types import Array, RowBound, unpack, upper_pairs
+from fedtmle.model.types import Array, Family, RowBound, unpack, upper_pairs
 
 Law = TypeVar("Law")
 Rows = TypeVar("Rows")

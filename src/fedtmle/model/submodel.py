@@ -23,7 +23,6 @@ import numpy as np
 from fedtmle.errors import InputError
 from fedtmle.model import kernels
 from fedtmle.model.exact import Sums, query_shifts, zero_sums
-from fedtmle.model.families import Family
 from fedtmle.model.leverage import (
     FIRST_LOOK,
     LEAST_RESIDUAL,
@@ -34,7 +33,18 @@ from fedtmle.model.leverage import (
     largest_leverage,
 )
 from fedtmle.model.table import StreamedTable, Table
-from fedtmle.model.types import Array, Design, IntArray, Part, RowBound, Scaled, matrix, scaled, unpack
+from fedtmle.model.types import (
+    Array,
+    Design,
+    Family,
+    IntArray,
+    Part,
+    RowBound,
+    Scaled,
+    matrix,
+    scaled,
+    unpack,
+)
 
 LOOK_ROWS = 1 << 12  # rows of a piece whose leverages are computed at once
 
@@ -136,7 +146,7 @@ class GeneralisedLinear(AbstractRowsSubmodel):
 
     Examples
     --------
-    >>> from fedtmle.model.families import Family
+    >>> from fedtmle.model.types import Family
     >>> from fedtmle.model.types import RowBound
     >>> bound = RowBound(gradient=1, curvature=0)
     >>> ft.GeneralisedLinear(family=Family.LOGISTIC, X=np.ones((1, 3)), bound=bound).X.shape

@@ -15,10 +15,7 @@ import numpy as np
 from fedtmle.model.submodel import AbstractRowsSubmodel
 from fedtmle.model.table import Table
 from fedtmle.model.types import Array, Part, matrix
-from fedtmle.privacy import effects as _effects  # noqa: F401 - registers the charts of tables
-from fedtmle.privacy import multinomial as _multinomial  # noqa: F401 - and that of their regressions
-from fedtmle.privacy import targets as _targets  # noqa: F401 - and those of other distributions
-from fedtmle.privacy import time as _time  # noqa: F401 - and those over person-periods
+from fedtmle.privacy import problems as _problems  # noqa: F401 - registers the charts of all problems
 from fedtmle.privacy.charts import (
     Chart,
     Tangent,

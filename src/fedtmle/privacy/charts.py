@@ -23,11 +23,10 @@ import numpy as np
 
 from fedtmle.errors import InputError
 from fedtmle.model import kernels
-from fedtmle.model.blocks import Blocks
-from fedtmle.model.families import Family
 from fedtmle.model.problem import Law, Rows
 from fedtmle.model.submodel import AbstractRowsSubmodel, GeneralisedLinear
-from fedtmle.model.types import Array, Part, matrix
+from fedtmle.model.submodels import Blocks
+from fedtmle.model.types import Array, Family, Part, matrix
 from fedtmle.protocol.query import View
 from fedtmle.targets.mean import Mean, MeanLaw
 

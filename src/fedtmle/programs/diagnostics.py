@@ -11,7 +11,7 @@ import numpy as np
 
 from fedtmle.errors import FitError
 from fedtmle.initial.superlearner import formulas
-from fedtmle.model.linear import dot
+from fedtmle.model.exact import dot
 from fedtmle.model.problem import Calibration
 from fedtmle.model.types import Array
 from fedtmle.programs.study import Study
@@ -19,9 +19,17 @@ from fedtmle.protocol.bins import BinsQuery, PooledBin
 from fedtmle.protocol.query import Flow, JointQuery, Phase, Query
 from fedtmle.protocol.regression import FitCurvatureQuery
 from fedtmle.protocol.sums import TallyQuery
-from fedtmle.targets.effects.balance import AbstractArmWeights, Balance, BalanceBins, CleverWeights, Covariate
+from fedtmle.targets.effects.balance import (
+    AbstractArmWeights,
+    Balance,
+    BalanceBins,
+    CleverWeights,
+    Covariate,
+    LadderColumns,
+    Rung,
+    ladder_bounds,
+)
 from fedtmle.targets.effects.components import Static
-from fedtmle.targets.effects.ladder import LadderColumns, Rung, ladder_bounds
 from fedtmle.targets.effects.prepare import Preparation
 from fedtmle.targets.effects.problem import EffectLaw, EffectProblem
 from fedtmle.targets.effects.statistics import (

@@ -1,6 +1,6 @@
 """How a study's GLMs are fitted: coded, by rounded gradients (`programs.coded_fit`), or by exact sums.
 
-Every coded fit begins with the same round: the Gram matrices that cover all models (`programs.curvature`),
+Every coded fit begins with the same round: the Gram matrices that cover all models (`programs.coded_fit`),
 and for each fit the sums of its weights and responses and the gradient at zero. From these follow the
 coordinates, the fit of the intercept alone, and a first step.
 """
@@ -15,17 +15,23 @@ from typing import Any, NamedTuple, TypeVar, final
 import numpy as np
 
 from fedtmle.errors import FitError
-from fedtmle.initial.glm import GLM, AbstractResponse, FittedGLM, Levels, over_long
-from fedtmle.initial.multinomial import FittedMultinomial
+from fedtmle.initial.glm import GLM, AbstractResponse, FittedGLM, FittedMultinomial, Levels, over_long
 from fedtmle.model import kernels
-from fedtmle.model.families import Family
-from fedtmle.model.grouped import by_person
-from fedtmle.model.linear import cholesky, congruence, invert_lower, multiply, solve_factored
-from fedtmle.model.statistics import AbstractBoundedColumns
-from fedtmle.model.table import AnyTable, Table, over_batches
-from fedtmle.model.types import Array, IntArray, exponent
-from fedtmle.programs.coded_fit import CURVATURE_ROUND, FEW_COORDINATES, LONGEST_STEP, Task, fit_coded
-from fedtmle.programs.curvature import DesignColumns, Gram, ask_gram, covering
+from fedtmle.model.exact import cholesky, congruence, invert_lower, multiply, solve_factored
+from fedtmle.model.submodels import by_person
+from fedtmle.model.table import AbstractBoundedColumns, AnyTable, Table, over_batches
+from fedtmle.model.types import Array, Family, IntArray, exponent
+from fedtmle.programs.coded_fit import (
+    CURVATURE_ROUND,
+    FEW_COORDINATES,
+    LONGEST_STEP,
+    DesignColumns,
+    Gram,
+    Task,
+    ask_gram,
+    covering,
+    fit_coded,
+)
 from fedtmle.programs.nuisance import (
     Regression,
     fit_exactly,
@@ -36,7 +42,7 @@ from fedtmle.programs.nuisance import (
     refuse_separated,
     unused_levels,
 )
-from fedtmle.programs.rounds import ask, together
+from fedtmle.protocol.flows import ask, together
 from fedtmle.protocol.query import Flow
 from fedtmle.protocol.regression import FitCurvatureQuery, FitGradientQuery, Near
 from fedtmle.protocol.sums import TallyQuery, norm

@@ -14,8 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Self, TypeVar, final
 
-from fedtmle.algorithms.base import arithmetic_error
-from fedtmle.algorithms.populations import compare_populations
+from fedtmle.algorithms.base import arithmetic_error, compare_populations
 from fedtmle.errors import FedTMLEError, InputError
 from fedtmle.initial.crossfit import Fitted
 from fedtmle.initial.glm import Supplied
@@ -23,7 +22,7 @@ from fedtmle.model.budget import Privacy
 from fedtmle.model.problem import Estimate
 from fedtmle.model.table import AnyTable, Table, numbered, with_silo, without_missing
 from fedtmle.programs.diagnostics import Comparisons, Diagnostics, Overlap, diagnose, find_balance
-from fedtmle.programs.imputation import impute
+from fedtmle.programs.imputation import combined_silos, impute, pool_estimates
 from fedtmle.programs.missing import (
     Levels,
     MissingCounts,
@@ -35,14 +34,16 @@ from fedtmle.programs.missing import (
 )
 from fedtmle.programs.noisy import (
     ASSUMPTIONS,
+    PrivacyAccount,
     closing_deviation,
+    finish,
     known_bound,
+    noisy_counts,
+    noisy_overlap,
     noisy_query,
     private_nuisances,
 )
-from fedtmle.programs.noisy_closing import PrivacyAccount, finish, noisy_counts, noisy_overlap
 from fedtmle.programs.nuisance import effect_columns
-from fedtmle.programs.own import seen
 from fedtmle.programs.preparation import (
     PreparedStudy,
     count_arms,
@@ -66,10 +67,9 @@ from fedtmle.programs.regimes import (
     named_fits,
     regime_problem,
 )
-from fedtmle.programs.rounds import attempted, both, together, with_closing
-from fedtmle.programs.rubin import combined_silos, pool_estimates
 from fedtmle.programs.sites import ComparedSilos, OwnTMLE, compare_silos
 from fedtmle.programs.study import Study
+from fedtmle.programs.superlearner import seen
 from fedtmle.programs.target import AbstractTarget, BegunStudy, TargetDetails
 from fedtmle.programs.time import (
     AtRisk,
@@ -84,10 +84,10 @@ from fedtmle.programs.time import (
     fit_hazards,
     time_problem,
 )
+from fedtmle.protocol.flows import attempted, both, through, together, with_closing
 from fedtmle.protocol.outcome import Certificate, Outcome, Status, Targeted
 from fedtmle.protocol.plan import AbstractProgram
 from fedtmle.protocol.query import Flow, Phase
-from fedtmle.protocol.views import through
 from fedtmle.targets.effects.balance import Balance
 from fedtmle.targets.effects.components import Component
 from fedtmle.targets.effects.estimands import AbstractEffect

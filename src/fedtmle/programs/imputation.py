@@ -1,4 +1,4 @@
-"""Multiple imputation by chained regressions, fitted over all silos.
+"""Multiple imputation by chained regressions, fitted over all silos, and Rubin's rules for the estimates.
 
 In each of m data sets, sweep after sweep, every variable with missing values is regressed on the outcome, the
 treatment and all other covariates, on the records that have it, over all silos. Coefficients are drawn from
@@ -11,7 +11,7 @@ for each missing one:
     category   a level with the probabilities of a multinomial regression
 
 The first sweep uses only variables that are complete or imputed before, so no start value matters. How a
-model reads the outcome is in `programs.outcomes`.
+model reads the outcome is in `programs.missing`.
 
 With treatment over time every column of a period is a variable of its own: a model uses the treatments and
 the covariates of all periods, before and after. The value of a period is regressed among those at risk in it.
@@ -28,7 +28,7 @@ pooled rows; rows in another order get other draws, of the same law.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, final
@@ -38,27 +38,28 @@ from scipy.special import ndtri, pdtr, pdtrik
 
 from fedtmle.algorithms.base import Run
 from fedtmle.errors import FitError, NumericalError
-from fedtmle.initial.glm import GLM, AbstractRegressionModel, AbstractResponse, FittedGLM
-from fedtmle.initial.multinomial import FittedMultinomial
-from fedtmle.initial.ranges import Ranges
+from fedtmle.initial.design import Ranges
+from fedtmle.initial.glm import GLM, AbstractRegressionModel, AbstractResponse, FittedGLM, FittedMultinomial
 from fedtmle.initial.superlearner import formulas
 from fedtmle.initial.syntax import Categorical, Formula, Name, TermVariable
-from fedtmle.model.draws import chi_square, normals, stream_key, uniform_stream, uniforms
-from fedtmle.model.families import Family, Response
-from fedtmle.model.linear import cholesky, invert_lower, multiply
-from fedtmle.model.statistics import AbstractBoundedColumns, Result
+from fedtmle.model.budget import chi_square, normals, stream_key, uniform_stream, uniforms
+from fedtmle.model.exact import cholesky, invert_lower, multiply
+from fedtmle.model.problem import Estimate
 from fedtmle.model.table import (
     ROW,
+    AbstractBoundedColumns,
     AnyTable,
     Factor,
     PerTable,
+    Result,
     StreamedTable,
     Table,
     over_blocks,
     seen_through,
 )
-from fedtmle.model.types import Array, IntArray, Part, unpack
+from fedtmle.model.types import Array, Family, IntArray, Part, Response, unpack
 from fedtmle.programs.missing import (
+    AbstractOutcomeColumns,
     Filled,
     Levels,
     MissingCounts,
@@ -68,12 +69,90 @@ from fedtmle.programs.missing import (
     levels_over_time,
 )
 from fedtmle.programs.nuisance import Regression, fit_exactly, fit_model, fitted_model
-from fedtmle.programs.outcomes import AbstractOutcomeColumns
-from fedtmle.programs.rounds import together
 from fedtmle.programs.study import Study
+from fedtmle.protocol.flows import through, together
 from fedtmle.protocol.query import Flow, Phase, View
+from fedtmle.protocol.sites import OwnEstimate, OwnStatus
 from fedtmle.protocol.sums import TallyQuery
-from fedtmle.protocol.views import through
+
+# Rubin's rules: one estimate from those of m completed data sets.
+#
+# With Q_j the estimates and U_j their variances, Q the mean of Q_j, U that of U_j, and B the variance of Q_j
+# with divisor m - 1:
+#
+#     T      = U + (1 + 1/m) B
+#     lambda = (1 + 1/m) B / T
+#     nu     = 1 / (1/nu_old + 1/nu_obs),   nu_old = (m - 1) / lambda^2,
+#              nu_obs = (nu_com + 1) / (nu_com + 3) nu_com (1 - lambda)        (Barnard and Rubin, 1999)
+#     fmi    = (r + 2 / (nu + 3)) / (r + 1),   r = (1 + 1/m) B / U
+#
+# nu_com are the degrees of freedom of the complete data, fmi is the fraction of missing information.
+
+
+@dataclass(frozen=True, kw_only=True)
+class MultiplyImputed:
+    """One number over m data sets: its estimate and variance T, and how much of T is due to imputation."""
+
+    estimate: float
+    variance: float
+    df: float
+    missing_information: float
+    increase: float  # r: the relative increase in variance
+
+
+def combine(estimates: Sequence[float], variances: Sequence[float], complete_df: float) -> MultiplyImputed:
+    """Return the estimate of m data sets by Rubin's rules, with Barnard and Rubin's degrees of freedom."""
+    m = len(estimates)
+    mean, within = math.fsum(estimates) / m, math.fsum(variances) / m
+    between = math.fsum((each - mean) ** 2 for each in estimates) / (m - 1)
+    added = (1.0 + 1.0 / m) * between
+    total = within + added
+    share = added / total if total > 0 else 0.0
+    observed = (complete_df + 1) / (complete_df + 3) * complete_df * (1.0 - share)
+    inverse = share * share / (m - 1) + (1.0 / observed if observed > 0 else math.inf)
+    df = 1.0 / inverse if inverse > 0 else math.inf
+    increase = added / within if within > 0 else math.inf if added > 0 else 0.0
+    information = (increase + 2.0 / (df + 3.0)) / (increase + 1.0) if math.isfinite(increase) else 1.0
+    return MultiplyImputed(
+        estimate=mean,
+        variance=total,
+        df=df,
+        missing_information=information if added > 0 else 0.0,
+        increase=increase,
+    )
+
+
+def pool_estimates(estimates: Sequence[Estimate]) -> Estimate:
+    """Return the mean of psi and the matrix T over the data sets."""
+    psi = np.stack([each.psi for each in estimates])
+    mean = psi.mean(axis=0)
+    gaps = (psi - mean).T.tolist()
+    # Sums by `fsum`, not a matrix product: every party finds the same bits.
+    products = [[math.fsum(a * b for a, b in zip(one, two, strict=True)) for two in gaps] for one in gaps]
+    spread = np.array(products) / (len(psi) - 1)
+    within = np.mean([each.covariance for each in estimates], axis=0)
+    return Estimate(psi=mean, covariance=within + (1.0 + 1.0 / len(psi)) * spread)
+
+
+def combined_silos(by_set: Sequence[Sequence[OwnEstimate]]) -> tuple[OwnEstimate, ...]:
+    """Return each silo's own estimate over the data sets; one without an estimate in some has none."""
+    found = []
+    for own in zip(*by_set, strict=True):
+        failed = [each for each in own if not each.status.has_estimate]
+        if failed:
+            found.append(failed[0])
+            continue
+        parts = [
+            Estimate(psi=each.psi, covariance=each.covariance)
+            for each in own
+            if each.psi is not None and each.covariance is not None
+        ]
+        pooled = pool_estimates(parts)
+        penalised = any(each.status is OwnStatus.PENALISED for each in own)
+        status = OwnStatus.PENALISED if penalised else OwnStatus.SENT
+        found.append(OwnEstimate(status=status, psi=pooled.psi, covariance=pooled.covariance))
+    return tuple(found)
+
 
 RIDGE = 1e-6  # keeps collinear columns and separation from stopping imputation models
 LARGEST_RESIDUAL = 64.0  # squared, on the unit scale of the declared range

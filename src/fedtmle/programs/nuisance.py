@@ -23,25 +23,23 @@ import numpy as np
 from fedtmle.algorithms.base import Run
 from fedtmle.errors import FitError, NumericalError
 from fedtmle.initial.crossfit import Folds
-from fedtmle.initial.design import column_names, design_columns
+from fedtmle.initial.design import Ranges, column_exponents, column_names, column_ranges, design_columns
 from fedtmle.initial.glm import (
     FAMILIES,
     GLM,
     AbstractResponse,
     FittedGLM,
+    FittedMultinomial,
     GLMModel,
     Levels,
+    MultinomialModel,
     Supplied,
 )
-from fedtmle.initial.multinomial import FittedMultinomial, MultinomialModel
 from fedtmle.initial.own import WITHIN, OwnIntercept, ProfiledModel, own_formula
-from fedtmle.initial.pilot import Pilot
-from fedtmle.initial.ranges import Ranges, column_exponents, column_ranges
-from fedtmle.initial.superlearner import SuperLearner
+from fedtmle.initial.superlearner import Pilot, SuperLearner
 from fedtmle.initial.syntax import Categorical, Formula
-from fedtmle.model.families import Family, Response
-from fedtmle.model.linear import cholesky, congruence, eigen, invert_lower, multiply, newton_direction
-from fedtmle.model.types import Array, Part, unpack
+from fedtmle.model.exact import cholesky, congruence, eigen, invert_lower, multiply, newton_direction
+from fedtmle.model.types import Array, Family, Part, Response, unpack
 from fedtmle.programs.study import Study
 from fedtmle.protocol.query import Flow, Model, Phase
 from fedtmle.targets.effects.prepare import (

@@ -1,6 +1,6 @@
-"""A study before it is targeted: its clusters, counts, fitted models, problem and overlap.
+"""A study before it is targeted: its clusters, counts, fitted models, problem and overlap; and its preflight.
 
-The flows of `programs.flow` and of `programs.preflight` are made of these parts.
+The flow of a study and the programs of a preflight are made of these parts.
 """
 
 from __future__ import annotations
@@ -8,29 +8,33 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, Self, final
 
 from fedtmle.errors import FitError, InputError
 from fedtmle.initial.crossfit import Fitted, SuppliedPrediction, SuppliedProbability
+from fedtmle.initial.design import range_exponent
 from fedtmle.initial.glm import Supplied
-from fedtmle.initial.ranges import range_exponent
 from fedtmle.model import kernels
-from fedtmle.model.table import SILO
-from fedtmle.programs.diagnostics import Overlap, find_overlap
+from fedtmle.model.table import SILO, AnyTable, with_silo
+from fedtmle.programs.diagnostics import Histogram, Overlap, find_overlap, named_histograms
 from fedtmle.programs.fitting import Fitting
 from fedtmle.programs.missing import Levels
 from fedtmle.programs.nuisance import Regression, effect_columns, regressions
-from fedtmle.programs.own import OwnIntercepts, own_view, seen
-from fedtmle.programs.rounds import both
+from fedtmle.programs.regimes import study_at
+from fedtmle.programs.sites import compare_silos
 from fedtmle.programs.study import Study
-from fedtmle.programs.superlearner import begin_fits, fit_together
+from fedtmle.programs.superlearner import OwnIntercepts, begin_fits, fit_together, own_view, seen
+from fedtmle.protocol.bins import BinsQuery
 from fedtmle.protocol.clusters import ClustersQuery, SpanningQuery
+from fedtmle.protocol.flows import ask, both
+from fedtmle.protocol.outcome import Described, Outcome, SiteTest
+from fedtmle.protocol.plan import AbstractProgram
 from fedtmle.protocol.query import CountCell, Flow
 from fedtmle.protocol.sums import TallyQuery
 from fedtmle.targets.effects.components import PooledWeights, component_blocks
 from fedtmle.targets.effects.prepare import EffectColumns, Preparation
 from fedtmle.targets.effects.problem import EffectProblem
-from fedtmle.targets.effects.statistics import OverlapMass, StudyCounts
+from fedtmle.targets.effects.statistics import FittedPropensityBins, OverlapMass, StudyCounts
 
 SMALLEST_EXPONENT = -512  # a smaller exponent of weights leaves the range of a double
 UNBOUNDED_CEILING = 4096.0  # declared for 1/(g pi) where g is not bounded
@@ -304,3 +308,91 @@ def effect_problem(study: Study, preparation: Preparation) -> EffectProblem:
         linear=study.link == "linear" or not study.algorithm.fluctuates,
         as_weight=study.clever == "weight",
     )
+
+
+# The programs that come before a study: its preflight, and the test whether silos differ.
+#
+# Both fit models across silos and estimate no effect. A preflight fits the treatment model alone, and asks
+# for histograms of the propensity scores.
+
+Treatment = tuple[EffectColumns, tuple[Fitted, ...], float]
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class PreflightProgram(AbstractProgram[AnyTable]):
+    """Fits a study's treatment model across silos and estimates nothing; ``details`` has the histograms."""
+
+    study: Study
+    silos: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, study: Study, silos: Sequence[str]) -> Self:
+        """Return the program of a study whose silos are these, in their order."""
+        return cls(study=study, silos=study.silo_levels(silos))
+
+    def count(self, rows: AnyTable) -> int:
+        return rows.n_rows
+
+    def smallest_part(self, rows: AnyTable) -> int:
+        return self.study.smallest_part(rows)
+
+    def at(self, silo: str, rows: AnyTable) -> AnyTable:
+        return with_silo(rows, silo, self.silos) if self.silos else rows
+
+    def flow(self, n: int) -> Flow[Described]:
+        study = self.study
+        if study.timeline is not None:  # the propensity scores of the first period
+            study = study_at(study, study.timeline, 1)
+        columns, models, weight_mean = yield from fit_treatment(study, self.silos, n)
+        preparation = scores_alone(columns, models, weight_mean)
+        asked = ask(BinsQuery(bins=FittedPropensityBins(preparation), n=n))
+        bins = yield from seen(asked, own_view(models))
+        return Described(details=named_histograms(bins, self.study.target.arms))
+
+
+def fit_treatment(study: Study, silos: tuple[str, ...], n: int) -> Flow[Treatment]:
+    """Fit the treatment model alone; return it with the mean weight that its fit is relative to."""
+    columns = effect_columns(study)
+    tally, fitting = yield from begin_study(study, columns, factor_levels(study, silos), n, ("treatment",))
+    fitted = yield from fit_nuisances(study, columns, tally, fitting, ("treatment",))
+    return columns, fitted["treatment"], tally.weight_mean
+
+
+def propensity_histograms(outcome: Outcome) -> tuple[Histogram, ...]:
+    """Return the histograms of a preflight's outcome."""
+    if not isinstance(outcome, Described) or not isinstance(outcome.details, tuple):
+        raise TypeError("this outcome is not a preflight's")
+    return outcome.details
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class SitesProgram(AbstractProgram[AnyTable]):
+    """Fits the models of treatment and outcome and asks whether silos differ; ``details`` has the tests."""
+
+    study: Study
+
+    def count(self, rows: AnyTable) -> int:
+        return rows.n_rows
+
+    def smallest_part(self, rows: AnyTable) -> int:
+        return self.study.smallest_part(rows)
+
+    def flow(self, n: int) -> Flow[Described]:
+        study = self.study
+        levels = factor_levels(study, ())
+        columns = effect_columns(study)
+        roles = ("treatment", "outcome")
+        tally, fitting = yield from begin_study(study, columns, levels, n, roles)
+        fitted = yield from fit_nuisances(study, columns, tally, fitting, roles)
+        preparation = yield from prepare_effect(study, columns, fitted, tally, n)
+        compared = yield from compare_silos(study, effect_problem(study, preparation), None, n)
+        return Described(details=compared.tests)
+
+
+def site_tests(outcome: Outcome) -> tuple[SiteTest, ...]:
+    """Return the tests of a `SitesProgram`, of those that have two silos to compare."""
+    if not isinstance(outcome, Described) or not isinstance(outcome.details, tuple):
+        raise TypeError("this outcome has no tests")
+    return tuple(test for test in outcome.details if test.df > 0)

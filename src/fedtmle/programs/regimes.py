@@ -19,44 +19,43 @@ import numpy as np
 
 from fedtmle.errors import FitError, InputError
 from fedtmle.initial.crossfit import CrossFitted, Fitted, Folds
-from fedtmle.initial.design import column_names
-from fedtmle.initial.formula import parse_formula
+from fedtmle.initial.design import column_names, range_exponent
 from fedtmle.initial.glm import GLM, FittedGLM, GLMModel, OffsetResponse
-from fedtmle.initial.ranges import range_exponent
 from fedtmle.initial.superlearner import SuperLearner
-from fedtmle.initial.syntax import Formula
+from fedtmle.initial.syntax import Formula, parse_formula
 from fedtmle.model.exact import Sums
-from fedtmle.model.families import Family
 from fedtmle.model.problem import Estimate
-from fedtmle.model.types import Part
+from fedtmle.model.types import Family, Part
 from fedtmle.programs.fitting import Fitting
 from fedtmle.programs.missing import Levels, MissingCounts
 from fedtmle.programs.nuisance import GRADIENT_GOAL, MAX_STEPS, Regression, fit_exactly, regressions
-from fedtmle.programs.rounds import together
 from fedtmle.programs.sites import ComparedSilos
 from fedtmle.programs.study import NuisanceModel, Study
 from fedtmle.programs.superlearner import begin_fits, fit_together
 from fedtmle.protocol.bins import BinsQuery, PooledBin
+from fedtmle.protocol.flows import through, together
 from fedtmle.protocol.query import CountCell, Flow, JointQuery, Phase, Query
 from fedtmle.protocol.sums import SumsQuery, TallyQuery
-from fedtmle.protocol.views import through
 from fedtmle.targets.effects.balance import Balance
 from fedtmle.targets.effects.components import AbstractPopulation, Component, PooledWeights
 from fedtmle.targets.effects.estimands import AbstractEffect
 from fedtmle.targets.effects.prepare import EffectColumns
-from fedtmle.targets.regimes.chains import ChainFit, PeriodScores, SequentialRules, SequentialStep
-from fedtmle.targets.regimes.estimands import AbstractRegimeEffect
-from fedtmle.targets.regimes.problem import RegimeLaw, RegimeProblem
-from fedtmle.targets.regimes.responses import (
+from fedtmle.targets.regimes.estimands import AbstractRegimeEffect, Shift
+from fedtmle.targets.regimes.problem import (
+    ChainFit,
+    PeriodScores,
+    RegimeLaw,
+    RegimeProblem,
+    SequentialRules,
+    SequentialStep,
+)
+from fedtmle.targets.regimes.statistics import (
+    AdherenceBins,
     AmongAtRisk,
     CensoredInPeriod,
     Fluctuated,
     ModifiedRows,
     NextOutcome,
-)
-from fedtmle.targets.regimes.rules import Shift
-from fedtmle.targets.regimes.statistics import (
-    AdherenceBins,
     RegimeCounts,
     RegimeTruncationBins,
     RegimeWeights,

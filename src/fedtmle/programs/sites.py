@@ -30,8 +30,8 @@ from fedtmle.model.kernels import column_sums
 from fedtmle.model.parallel import mapped, pieces
 from fedtmle.model.table import SILO, AnyTable, Table, over_blocks
 from fedtmle.model.types import Array, IntArray, exponent, product
-from fedtmle.programs.rounds import ask, together
 from fedtmle.programs.study import Study
+from fedtmle.protocol.flows import ask, together
 from fedtmle.protocol.outcome import Outcome, SiteTest, Targeted
 from fedtmle.protocol.plan import follow_alone
 from fedtmle.protocol.query import Flow, Local
@@ -43,9 +43,9 @@ from fedtmle.protocol.sites import (
     OwnEstimateQuery,
     OwnStatus,
 )
+from fedtmle.targets.effects.moments import EffectRows
 from fedtmle.targets.effects.prepare import LINEAR_REACH, EffectColumns, Preparation, arm_probabilities
 from fedtmle.targets.effects.problem import EffectProblem
-from fedtmle.targets.effects.rows import EffectRows
 
 PRIOR_VARIANCE = 10.0  # prior variance of a coefficient of a column scaled to at most 1
 FEWEST_IN_ARM = 10  # records with an outcome that a silo's own estimate needs in every arm

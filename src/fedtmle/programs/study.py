@@ -14,22 +14,20 @@ import numpy as np
 
 from fedtmle.algorithms.base import UNMASKABLE, AbstractAlgorithm
 from fedtmle.algorithms.coded import Coded
+from fedtmle.algorithms.gradient import OneStep
 from fedtmle.algorithms.local import Personalized
-from fedtmle.algorithms.one_step import OneStep
+from fedtmle.defects import expect, expect_column, expect_integer, expect_number
 from fedtmle.errors import InputError
 from fedtmle.initial.crossfit import Folds
+from fedtmle.initial.design import UNIT, Range, column_ranges
 from fedtmle.initial.glm import GLM, Supplied
 from fedtmle.initial.own import own_formula
-from fedtmle.initial.pilot import Pilot
-from fedtmle.initial.ranges import UNIT, Range, column_ranges
-from fedtmle.initial.superlearner import SuperLearner, formulas, pilots, used_columns
+from fedtmle.initial.superlearner import Pilot, SuperLearner, formulas, pilots, used_columns
 from fedtmle.initial.syntax import Categorical, quoted_level
 from fedtmle.initial.variables import Variable, Variables
-from fedtmle.model.arguments import expect, expect_column, expect_integer, expect_number
 from fedtmle.model.budget import Privacy
-from fedtmle.model.families import Response
 from fedtmle.model.table import SILO, AnyTable, StreamedTable
-from fedtmle.model.types import IntArray
+from fedtmle.model.types import IntArray, Response
 from fedtmle.targets.effects.components import Static
 from fedtmle.targets.effects.estimands import ATE, OR, RR, TSM, AbstractEffect, OutcomeMean
 from fedtmle.targets.regimes.estimands import AbstractRegimeEffect

@@ -2,35 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import final
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeVar, final
 
 import numpy as np
 
 from fedtmle.errors import InputError
 from fedtmle.initial.crossfit import CrossFitted, Fitted, Folds
-from fedtmle.initial.glm import GLM, FittedGLM, Levels
-from fedtmle.initial.pilot import Pilot, Rescaled
+from fedtmle.initial.glm import GLM, AbstractOwnIntercept, FittedGLM, Levels
+from fedtmle.initial.own import by_silo
 from fedtmle.initial.superlearner import (
     MAX_CANDIDATES,
+    GradientBoostedTrees,
     Learner,
     PerSilo,
+    Pilot,
+    Rescaled,
     SuperLearned,
     SuperLearner,
+    TreeEnsemble,
     simplex_weights,
     unit,
 )
-from fedtmle.initial.trees import GradientBoostedTrees, TreeEnsemble
-from fedtmle.model.families import Family
-from fedtmle.model.grouped import by_person
-from fedtmle.model.statistics import AbstractBoundedColumns
-from fedtmle.model.table import Table
-from fedtmle.model.types import Array, IntArray, exponent, upper_pairs
+from fedtmle.model.submodels import by_person
+from fedtmle.model.table import SILO, AbstractBoundedColumns, AnyTable, StreamedTable, Table
+from fedtmle.model.types import Array, Family, IntArray, exponent, upper_pairs
 from fedtmle.programs.fitting import Fitting, begin, fit_federated
 from fedtmle.programs.nuisance import Regression, fit_exactly
-from fedtmle.programs.own import own_view, seen
-from fedtmle.programs.rounds import ask, together
+from fedtmle.protocol.flows import ask, through, together
 from fedtmle.protocol.learners import (
     AbstractLocalFit,
     GLMFormat,
@@ -42,6 +42,71 @@ from fedtmle.protocol.learners import (
 from fedtmle.protocol.plan import follow_alone
 from fedtmle.protocol.query import Flow, Local
 from fedtmle.protocol.sums import TallyQuery
+
+# The rows of a study whose models have an intercept of each silo's own: what C(silo) is (`initial.own`).
+#
+# A model predicts at a silo with the silo's own intercept, which is a column of the rows that this view
+# shows.
+
+Result = TypeVar("Result")
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class OwnIntercepts:
+    """Shows rows with a column for each model that has an intercept of each silo's own.
+
+    ``known`` are intercepts by column and silo; the others are those of the rows that are shown.
+    """
+
+    intercepts: tuple[AbstractOwnIntercept, ...]
+    known: Mapping[tuple[str, str], float] = field(default_factory=dict)
+
+    def of(self, rows: AnyTable) -> AnyTable:
+        known = self._of_rows(rows)
+        if isinstance(rows, StreamedTable):
+            read = rows.read
+            return replace(rows, read=lambda: (self._shown(batch, known) for batch in read()))
+        return self._shown(rows, known)
+
+    def held(self, rows: AnyTable) -> OwnIntercepts:
+        """Return the view whose intercepts stay those of these rows, whichever rows of the silos it shows."""
+        return replace(self, known=self._of_rows(rows))
+
+    def _of_rows(self, rows: AnyTable) -> dict[tuple[str, str], float]:
+        known = dict(self.known)
+        for silo, part in by_silo(rows):
+            for each in self.intercepts:
+                if (each.name, silo) not in known:
+                    known[each.name, silo] = each.of(part)
+        return known
+
+    def _shown(self, table: Table, known: Mapping[tuple[str, str], float]) -> Table:
+        factor = table.factors[SILO]
+        for each in self.intercepts:
+            of_silos: Array = np.array([known.get((each.name, silo), np.nan) for silo in factor.levels])
+            table = table.with_numeric(each.name, of_silos[factor.codes])
+        return table
+
+
+def own_intercepts(models: Iterable[object]) -> Iterator[AbstractOwnIntercept]:
+    """Yield the intercepts of the silos' own in fitted models, with those of which they consist."""
+    for model in models:
+        if isinstance(model, FittedGLM) and model.own is not None:
+            yield model.own
+        elif isinstance(model, CrossFitted | SuperLearned):
+            yield from own_intercepts(model.models)
+
+
+def own_view(models: Iterable[object]) -> OwnIntercepts | None:
+    """Return the view of rows with which these models can predict, None if they need no other rows."""
+    intercepts = tuple(own_intercepts(models))
+    return OwnIntercepts(intercepts=intercepts) if intercepts else None
+
+
+def seen(flow: Flow[Result], view: OwnIntercepts | None) -> Flow[Result]:
+    """Return the flow over the rows that the view shows, if there is one."""
+    return flow if view is None else through(flow, view)
 
 
 def begin_fits(regressions: Sequence[Regression], fitting: Fitting, folds: Folds | None) -> Flow[Fitting]:

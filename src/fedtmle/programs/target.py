@@ -3,7 +3,7 @@
 A target of a study is usually made of means under regimes in populations (`AbstractEffect`). An
 `AbstractTarget` says itself which columns it reads, which models it needs, how the silos fit them, and which
 problem is targeted. Everything else of a study is then the same for it. A distribution declares its class in
-the entry point group ``fedtmle.targets`` (`targets.installed`), and study files can name it.
+the entry point group ``fedtmle.targets`` (`targets.residuals`), and study files can name it.
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ from typing import Any, ClassVar
 
 from fedtmle.errors import InputError
 from fedtmle.initial.crossfit import Fitted
-from fedtmle.model.families import Family
 from fedtmle.model.problem import Estimate
-from fedtmle.model.types import Array
+from fedtmle.model.types import Array, Family
 from fedtmle.programs.diagnostics import Overlap
 from fedtmle.programs.fitting import Fitting
 from fedtmle.programs.missing import MissingCounts

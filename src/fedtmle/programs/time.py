@@ -15,22 +15,22 @@ import numpy as np
 
 from fedtmle.errors import FedTMLEError, InputError
 from fedtmle.initial.crossfit import Fitted
+from fedtmle.initial.design import range_exponent
 from fedtmle.initial.glm import Supplied
-from fedtmle.initial.ranges import range_exponent
 from fedtmle.initial.superlearner import used_columns
 from fedtmle.model import kernels
-from fedtmle.model.families import Family
 from fedtmle.model.problem import Estimate
+from fedtmle.model.types import Family
 from fedtmle.programs.diagnostics import Histogram, named_histograms
 from fedtmle.programs.fitting import Fitting
+from fedtmle.programs.imputation import pool_estimates
 from fedtmle.programs.missing import Levels, MissingCounts
 from fedtmle.programs.nuisance import Regression, regressions
-from fedtmle.programs.rounds import both
-from fedtmle.programs.rubin import pool_estimates
 from fedtmle.programs.sites import ComparedSilos
 from fedtmle.programs.study import Study
 from fedtmle.programs.superlearner import begin_fits, fit_together
 from fedtmle.protocol.bins import BinsQuery
+from fedtmle.protocol.flows import both
 from fedtmle.protocol.outcome import Outcome, Targeted
 from fedtmle.protocol.query import CountCell, Flow, JointQuery, Phase
 from fedtmle.protocol.sums import TallyQuery
@@ -39,11 +39,12 @@ from fedtmle.targets.effects.components import Component, PooledWeights
 from fedtmle.targets.effects.estimands import AbstractEffect
 from fedtmle.targets.effects.prepare import EffectColumns
 from fedtmle.targets.time.estimands import AbstractTimeEffect
-from fedtmle.targets.time.prepare import RegimeGroup, TimePreparation
-from fedtmle.targets.time.problem import TimeLaw, TimeProblem
-from fedtmle.targets.time.responses import CensoringResponse, CountedHazard, EventResponse
+from fedtmle.targets.time.problem import RegimeGroup, TimeLaw, TimePreparation, TimeProblem
 from fedtmle.targets.time.statistics import (
     AtRiskBins,
+    CensoringResponse,
+    CountedHazard,
+    EventResponse,
     LifeTable,
     TimeCounts,
     TimeOverlapColumns,

@@ -20,7 +20,7 @@ import numpy as np
 from fedtmle.errors import DecodeError
 from fedtmle.model.exact import Sums, column_shifts, nearest, zero_sums
 from fedtmle.model.kernels import binned_sums, count_bins, count_values
-from fedtmle.model.statistics import AbstractBins, Forecast, Group
+from fedtmle.model.table import AbstractBins, Forecast, Group
 from fedtmle.model.types import Array, Bytes, UnitScaled
 from fedtmle.protocol.codes import MOST_SILOS, AbstractCode, BitReader, BitWriter, Integers
 from fedtmle.protocol.masks import Lane

@@ -14,7 +14,7 @@ from typing import Literal, final
 import numpy as np
 
 from fedtmle.errors import DecodeError, InputError
-from fedtmle.model.linear import congruence, eigen, multiply, operator_norm_squared, symmetric_norm
+from fedtmle.model.exact import congruence, eigen, multiply, operator_norm_squared, symmetric_norm
 from fedtmle.model.types import Array, Part, packed_size, unpack, upper_pairs
 from fedtmle.protocol.codes import AbstractCode, BitReader, BitWriter, Differences, Integers
 from fedtmle.protocol.lattice import (

@@ -19,22 +19,10 @@ import numpy as np
 
 from fedtmle.model.budget import Privacy
 from fedtmle.model.exact import Sums
-from fedtmle.model.grouped import by_person
 from fedtmle.model.leverage import Look, PersonRows, RowSpace, largest_leverage
-from fedtmle.model.profile import Profiled
 from fedtmle.model.submodel import AbstractRowsSubmodel, AbstractSubmodel, StreamedLinear
+from fedtmle.model.submodels import Profiled, by_person
 from fedtmle.model.types import Array, Part
-from fedtmle.protocol.advice import (
-    TRUST,
-    about_answer,
-    about_combination,
-    about_models,
-    about_periods,
-    about_rare,
-    about_support,
-)
-from fedtmle.protocol.batches import FreshBatches
-from fedtmle.protocol.designs import Designs
 from fedtmle.protocol.looks import LookGroups, Looks, Rule
 from fedtmle.protocol.masked import open_members
 from fedtmle.protocol.messages import Reason
@@ -53,7 +41,18 @@ from fedtmle.protocol.query import (
     Pooled,
     Query,
 )
-from fedtmle.protocol.subjects import Union
+from fedtmle.protocol.subjects import (
+    TRUST,
+    Designs,
+    FreshBatches,
+    Union,
+    about_answer,
+    about_combination,
+    about_models,
+    about_periods,
+    about_rare,
+    about_support,
+)
 
 LAXEST = Policy()  # the laxest policy that a silo file can state without a reason
 MOST_DECLINED = 4  # answers that a silo may decline in one study; each discloses a bit about its rows
@@ -76,7 +75,7 @@ class _NotHereError(RefusalError):
 
 
 class DisclosureMeter(Protocol):
-    """Tracks the disclosure of named attributes over one session (`privacy.limit`)."""
+    """Tracks the disclosure of named attributes over one session (`privacy.audit`)."""
 
     def admit(self, query: Query) -> str | None:
         """Account for the query; return an attribute that its answer would disclose too well, or None."""

@@ -26,8 +26,7 @@ from functools import cached_property
 import numpy as np
 
 from fedtmle.errors import DecodeError, InputError, NumericalError, PrecisionError
-from fedtmle.model.exact import Sums
-from fedtmle.model.linear import cholesky, invert_lower, symmetric_norm
+from fedtmle.model.exact import Sums, cholesky, invert_lower, symmetric_norm
 from fedtmle.model.types import Array
 from fedtmle.protocol.codes import BitReader, BitWriter
 

@@ -13,9 +13,9 @@ from fedtmle.errors import DecodeError, InputError, ProtocolError
 from fedtmle.initial.crossfit import Fitted
 from fedtmle.initial.design import column_names
 from fedtmle.initial.glm import FittedGLM, Levels
+from fedtmle.initial.superlearner import NODE, GradientBoostedTrees, TreeEnsemble
 from fedtmle.initial.syntax import Formula
-from fedtmle.initial.trees import NODE, GradientBoostedTrees, TreeEnsemble
-from fedtmle.model.families import Family
+from fedtmle.model.types import Family
 from fedtmle.protocol.codes import (
     MOST_SILOS,
     AbstractCode,

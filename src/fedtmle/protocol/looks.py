@@ -51,8 +51,7 @@ import numpy as np
 from fedtmle.model.leverage import RowSpace
 from fedtmle.model.problem import JudgedTogether
 from fedtmle.model.types import Array, Part
-from fedtmle.protocol.grams import Asked, LookQuery, People, PeopleQuery, PooledGram, SharesQuery
-from fedtmle.protocol.masked import Groups
+from fedtmle.protocol.masked import Asked, Groups, LookQuery, People, PeopleQuery, PooledGram, SharesQuery
 from fedtmle.protocol.query import Evaluation, Flow, Local, Model, Phase, Query
 from fedtmle.protocol.subjects import AbstractSubject, Subject, Union, subjects_of
 

@@ -1,4 +1,4 @@
-"""Masked answers: how a silo writes one, and how the answers of all silos are pooled.
+"""Masked answers and how they are pooled, and the masked queries by which silos learn about all rows.
 
 A round's query may have several members. Those that are pooled by addition share one packing of lanes. The
 others follow it as they are, if the silo's owner consents (`AbstractQuery.open_consent`).
@@ -9,17 +9,25 @@ silo of another group cannot alter them.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, islice
-from typing import TypeAlias, final
+from typing import NamedTuple, TypeAlias, final
+
+import numpy as np
 
 from fedtmle.errors import InputError
-from fedtmle.protocol.codes import BitReader, Bits, BitWriter, Integers, Parts, encode
+from fedtmle.model.exact import cholesky, column_shifts, congruence, invert_lower, multiply, zero_sums
+from fedtmle.model.kernels import column_sums
+from fedtmle.model.leverage import PersonRows, Pieces, RowSpace
+from fedtmle.model.types import Array, packed_size, unpack, upper_pairs
+from fedtmle.protocol.codes import BitReader, Bits, BitWriter, Golomb, Integers, Parts, encode
 from fedtmle.protocol.masks import CHECK_BITS, Lane, Masked, Packing
-from fedtmle.protocol.query import Phase, Query
+from fedtmle.protocol.query import AbstractTotals, Evaluation, Local, Phase, Query
+from fedtmle.protocol.subjects import AbstractSubject
 
 Groups: TypeAlias = tuple[tuple[str, ...], ...]
 
@@ -119,3 +127,332 @@ def check_maskable(form: MaskedForm) -> None:
                 f"aggregation: masked sums do not provide {member.explanation}; choose other settings of the "
                 "algorithm (docs/masks.md lists those that work), or ask for aggregation = 'open'"
             )
+
+
+# Three masked queries by which silos learn about the rows of all silos before they answer.
+#
+# `PeopleQuery` counts the people in each column, `LookQuery` pools the sums S of t t^T, and `SharesQuery`
+# counts the silos that have at most a given share of every combination. Each is asked for in a round of its
+# own, as `protocol.looks` says, and none is ever sent without a mask.
+
+CLEAR = 4.0  # M is resolved if each of its eigenvalues exceeds the error by this factor
+# Shares of a combination that may remain without one silo: powers of 1/2, in finer steps down to 1/16.
+RESTS = tuple(2.0 ** (-k / 16) for k in (*range(1, 65), *range(68, 132, 4)))
+
+RARE = 30  # people with a column: with fewer, some combination may rest on a few of them
+CLOSE = 1 / 6  # of the distance at which a look can hold: there S shrinks by at most 5 %
+
+People = tuple[tuple[int, ...], ...]  # by group of silos and combination of columns
+
+
+class AbstractLook(AbstractTotals[Integers, Integers]):
+    """Integers that silos of a group add up under masks, and never send unmasked."""
+
+    @property
+    def needs_masks(self) -> bool:
+        return True
+
+    def addends(self, answer: Integers, n_rows: int) -> Integers:
+        return answer
+
+    def pool_totals(self, totals: Integers) -> Integers:
+        return totals
+
+    def pool(self, answers: Mapping[str, Integers], sizes: Mapping[str, int]) -> Integers:
+        groups = self.disclosed_groups or (tuple(answers),)
+        members = ([answers[silo] for silo in group] for group in groups)
+        return tuple(sum(column) for group in members for column in zip(*group, strict=True))
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class PeopleQuery(AbstractLook):
+    """How many people have each column, and each reference level, of some subjects, by group of silos."""
+
+    subjects: tuple[AbstractSubject, ...]
+    n: int
+    groups: Groups
+    phase: Phase = Phase.NUISANCE
+
+    @property
+    def explanation(self) -> str:
+        return "how many people have each column of a model, so that no sum over too few is asked for next"
+
+    @property
+    def disclosed_groups(self) -> Groups:
+        return self.groups
+
+    @property
+    def _sizes(self) -> tuple[int, ...]:
+        return tuple(len(subject.facts.combinations) for subject in self.subjects)
+
+    @property
+    def answer_code(self) -> Golomb:
+        return Golomb(blocks=self._sizes)
+
+    @property
+    def pooled_code(self) -> Golomb:
+        return Golomb(blocks=self._sizes * len(self.groups))
+
+    @property
+    def lanes(self) -> tuple[Lane, ...]:
+        return (Lane(self.n),) * sum(self._sizes)
+
+    def answer(self, local: Local) -> Integers:
+        return tuple(int(count) for subject in self.subjects for count in subject.people(local))
+
+    def by_group(self, pooled: Integers) -> list[People]:
+        """Return the counts of each subject."""
+        rest = iter(pooled)
+        told = [[tuple(islice(rest, size)) for size in self._sizes] for _ in self.groups]
+        return [tuple(counts) for counts in zip(*told, strict=True)]
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class PooledGram:
+    """A lower bound of S at one point: M by group, the coordinates, and a bound of the error of M.
+
+    ``people`` are the totals of a `PeopleQuery`, ``by_rest`` those of a `SharesQuery`, () if none was asked.
+    """
+
+    subject: AbstractSubject
+    C: Array
+    groups: Sequence[Array]
+    sizes: Sequence[int]  # silos in each group
+    people: People
+    error: float
+    n: int
+    by_rest: tuple[int, ...] = ()
+
+    @property
+    def matrix(self) -> Array:
+        """M over all silos."""
+        return np.asarray(sum(self.groups))
+
+    def holds_at(self, point: Evaluation) -> bool:
+        """Return whether a look proves enough at another point; if few people have a column, only nearby."""
+        totals = [sum(counts) for counts in zip(*self.people, strict=True)]
+        is_rare = any(0 < total < RARE for total in totals)
+        return self.subject.distance(point) <= (CLOSE if is_rare else 1.0)
+
+    @property
+    def is_resolved(self) -> bool:
+        return cholesky(self.matrix, shift=-CLEAR * self.error) is not None
+
+    def whitened(self) -> Array:
+        """Return coordinates in which M is nearly the identity, lifted by its error where it must be."""
+        lift = 0.0
+        while True:
+            factor = cholesky(self.matrix, shift=lift, floor=self.error)
+            if factor is not None:
+                return multiply(invert_lower(factor), self.C)
+            lift = 4.0 * lift if lift else 2.0 * self.error
+
+    def space(
+        self, pieces: Pieces, shrunk: float = 1.0, *, left_out: Collection[int] = (), own: int = 0
+    ) -> RowSpace:
+        """Return the metric by which a silo of group ``own`` judges its rows, with some groups left out.
+
+        S may have shrunk by a factor since the look. The own rows count in any case. Combinations of columns
+        that are zero for everyone whose rows count are no directions of S: for a basis P of the others and
+        C P = U R with orthonormal U, U^T M U is R P^T S P R^T / n within the same error.
+        """
+        total, C = self.n / shrunk, self.C / self.subject.largest
+        kept = [k for k in range(len(self.groups)) if k not in left_out]
+        matrix = total * np.asarray(sum(self.groups[k] for k in kept))
+        error = total * self.error * sum(self.sizes[k] for k in kept) / sum(self.sizes)
+        is_absent = ~np.array([self.people[k] for k in kept], dtype=bool).any(axis=0)
+        absent = self.subject.combinations[is_absent]
+        if own in left_out:
+            for piece in pieces():
+                absent = absent[~(absent @ piece.rows).any(axis=1)]
+        if len(absent):
+            rank = int(np.linalg.matrix_rank(absent))
+            P = np.linalg.qr(absent.T, mode="complete")[0][:, rank:]
+            U, R = np.linalg.qr(C @ P)
+            C, matrix = R @ P.T, U.T @ matrix @ U
+        if own in left_out:
+            images = (C @ piece.rows for piece in pieces())
+            matrix = matrix + sum(image @ image.T for image in images)
+        return RowSpace.pooled(C, matrix, error, pieces)
+
+    def has_rests(self, local: Local) -> Iterator[bool]:
+        """Yield, for each share in `RESTS`, whether the others have at least that share of every combination.
+
+        With Z the own rows in the metric of S, the silo's largest share is the largest eigenvalue of Z Z^T.
+        """
+
+        def pieces() -> Iterator[PersonRows]:
+            return self.subject.rows(local)
+
+        W = self.space(pieces).W
+        own = np.zeros((W.shape[1], W.shape[1]))
+        for piece in pieces():
+            inside = W.T @ piece.rows
+            own += inside @ inside.T
+        rest = 1.0 - float(np.linalg.eigvalsh(own).max(initial=0.0)) * (1.0 + 1e-9)
+        return (rest >= level for level in RESTS)
+
+    def rest(self, local: Local, colluders: int) -> float:
+        """Return a lower bound on the share of every combination that remains without ``colluders`` silos.
+
+        If every other silo leaves at least a share r, that many silos leave at least 1 - colluders (1 - r).
+        """
+        if not colluders:
+            return 1.0
+        others = zip(RESTS, self.by_rest, self.has_rests(local), strict=True)
+        least = max((r for r, count, own in others if count - own == sum(self.sizes) - 1), default=0.0)
+        return max(0.0, 1.0 - colluders * (1.0 - least))
+
+
+class Asked(NamedTuple):
+    """One matrix of a look: its subject, coordinates and grid, and how many people have each column."""
+
+    subject: AbstractSubject
+    C: Array
+    grid: int
+    people: People
+
+    @property
+    def dim(self) -> int:
+        return len(self.C)
+
+    @property
+    def error(self) -> float:
+        """A bound on the operator norm of the rounding error of M."""
+        return self.dim * 2.0 ** (self.grid - 1)
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class LookQuery(AbstractLook):
+    """The pooled sums of t t^T of some subjects in public coordinates, rounded; never sent unmasked.
+
+    The totals are disclosed by group of silos. Each silo rounds to multiples of 2^e <= n 2^grid / silos, so
+    that the total over all groups is off by at most n 2^(grid - 1).
+    """
+
+    asked: tuple[Asked, ...]
+    n: int
+    groups: Groups
+    phase: Phase = Phase.NUISANCE
+    points: tuple[Evaluation, ...] = ()  # gradients that a silo must be willing to send before it answers
+
+    @property
+    def explanation(self) -> str:
+        return "sums of products of a model's rows, rounded coarsely, to judge the sums that are asked next"
+
+    def evaluations(self) -> tuple[Evaluation, ...]:
+        return self.points
+
+    @property
+    def disclosed_groups(self) -> Groups:
+        return self.groups
+
+    @property
+    def answer_code(self) -> Golomb:
+        return Golomb(blocks=tuple(packed_size(each.dim) for each in self.asked))
+
+    @property
+    def pooled_code(self) -> Golomb:
+        return Golomb(blocks=self.answer_code.blocks * len(self.groups))
+
+    @property
+    def _silos(self) -> int:
+        return sum(map(len, self.groups))
+
+    def _unit(self, each: Asked) -> int:
+        """Return e."""
+        return math.frexp(self.n / self._silos)[1] - 1 + each.grid
+
+    def answer(self, local: Local) -> Integers:
+        return tuple(value for each in self.asked for value in self._rounded(each, local))
+
+    def rare_columns(self, floor: int) -> tuple[str, ...]:
+        """Return the columns and levels that between 1 and ``floor`` - 1 people of all silos have."""
+        rare: dict[str, None] = {}
+        for each in self.asked:
+            names = each.subject.names
+            totals = map(sum, zip(*each.people, strict=True))
+            for combination, total in zip(each.subject.facts.combinations, totals, strict=True):
+                if 0 < total < floor:
+                    name = names[combination[-1][0]]
+                    rare[name if len(combination) == 1 else f"the reference level of {name}"] = None
+        return tuple(rare)
+
+    def _rounded(self, each: Asked, local: Local) -> Iterator[int]:
+        upper, exponents = upper_pairs(each.dim), (0,) * packed_size(each.dim)
+        total = zero_sums(column_shifts(exponents))
+        for piece in each.subject.rows(local):
+            rows = piece.rows / each.subject.largest[:, None]
+            rows /= np.maximum(np.abs(rows).max(axis=0, initial=0.0), 1.0)
+            total += column_sums(rows, exponents, what="row of a look", terms=upper)
+        image, unit = congruence(each.C, unpack(total.values(), each.dim)).tolist(), self._unit(each)
+        return (round(math.ldexp(image[j][k], -unit)) for j, k in upper)
+
+    @cached_property
+    def lanes(self) -> tuple[Lane, ...]:
+        return tuple(lane for each in self.asked for lane in self._lanes(each))
+
+    def _lanes(self, each: Asked) -> Iterator[Lane]:
+        reach = [math.fsum(map(abs, row)) for row in each.C.tolist()]
+        most = math.ldexp(self.n * each.subject.facts.periods * (1.0 + 2.0**-20), -self._unit(each))
+        silos = self._silos
+        for j, k in upper_pairs(each.dim):
+            yield Lane(math.ceil(most * reach[j] * reach[k]) + silos)
+
+    def grams(self, pooled: Integers) -> list[PooledGram]:
+        """Return the pooled matrix of each subject, from the totals."""
+        rest = iter(pooled)
+        by_subject: list[list[Array]] = [[] for _ in self.asked]
+        for _ in self.groups:
+            for each, groups in zip(self.asked, by_subject, strict=True):
+                entries = np.array(list(islice(rest, packed_size(each.dim))), dtype=np.float64)
+                groups.append(unpack(np.ldexp(entries, self._unit(each)) / self.n, each.dim))
+        return [
+            PooledGram(
+                subject=each.subject,
+                C=each.C,
+                groups=groups,
+                sizes=tuple(map(len, self.groups)),
+                people=each.people,
+                error=each.error,
+                n=self.n,
+            )
+            for each, groups in zip(self.asked, by_subject, strict=True)
+        ]
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class SharesQuery(AbstractLook):
+    """How many silos leave at least a share r of every combination to the others, for each r of `RESTS`."""
+
+    grams: tuple[PooledGram, ...]
+    silos: int
+    phase: Phase = Phase.NUISANCE
+
+    @property
+    def explanation(self) -> str:
+        return "whether your silo has more than a given share of any combination of a model's sums"
+
+    @property
+    def answer_code(self) -> Golomb:
+        return Golomb(blocks=(len(RESTS),) * len(self.grams))
+
+    @property
+    def pooled_code(self) -> Golomb:
+        return self.answer_code
+
+    @property
+    def lanes(self) -> tuple[Lane, ...]:
+        return (Lane(self.silos),) * self.answer_code.numbers
+
+    def answer(self, local: Local) -> Integers:
+        return tuple(int(has) for gram in self.grams for has in gram.has_rests(local))
+
+    def judged(self, pooled: Integers) -> list[PooledGram]:
+        """Return the matrices with the shares that this query pooled."""
+        rest = iter(pooled)
+        return [replace(gram, by_rest=tuple(islice(rest, len(RESTS)))) for gram in self.grams]

@@ -27,8 +27,8 @@ import numpy as np
 
 from fedtmle.model.exact import FINE_BITS, GRID_BITS, Sums
 from fedtmle.model.problem import AbstractModel, AbstractProblem, Estimate
-from fedtmle.model.statistics import AbstractBoundedColumns
 from fedtmle.model.submodel import AbstractNormaliser, AbstractSubmodel
+from fedtmle.model.table import AbstractBoundedColumns
 from fedtmle.model.types import Array, IntArray, Part
 from fedtmle.protocol.codes import AbstractCode, FixedSums, Integers, Joined, Parts, SimilarSums
 from fedtmle.protocol.masks import Lane
@@ -176,7 +176,7 @@ class ColumnTerms:
 
 
 class View(Protocol):
-    """A public rule from a silo's rows to as many rows (`protocol.views`)."""
+    """A public rule from a silo's rows to as many rows (`protocol.flows`)."""
 
     def of(self, rows: Any) -> Any:
         """Return the rows as the view shows them."""

@@ -23,7 +23,7 @@ from typing import final
 
 import numpy as np
 
-from fedtmle.model.linear import congruence, multiply
+from fedtmle.model.exact import congruence, multiply
 from fedtmle.model.types import Array, Part, packed_size, unpack, upper_pairs
 from fedtmle.protocol.codes import AbstractCode, Declinable, Golomb, Integers, Triangle
 from fedtmle.protocol.lattice import divide

@@ -1,4 +1,4 @@
-"""Rows that silos judge together: the gradient or the Hessian of a model, or the columns of several.
+"""Subjects that the guard judges: rows, columns of several models, batches; and its advice to the owner.
 
 A subject says whose rows are meant and at which point, how large they can be, and how fast their sums of
 squares can shrink when the point moves. All of that is public; the rows themselves stay with the silos.
@@ -8,20 +8,32 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import final
 
 import numpy as np
 
-from fedtmle.model.families import Family
-from fedtmle.model.grouped import GroupedLinear
-from fedtmle.model.leverage import LEAST_RESIDUAL, PersonRows
+from fedtmle.model.leverage import (
+    LEAST_RESIDUAL,
+    PersonRows,
+    Pieces,
+    RowSpace,
+    heaviest_combination,
+    largest_leverage,
+)
 from fedtmle.model.problem import JudgedTogether
-from fedtmle.model.profile import Profiled
-from fedtmle.model.types import Array, IntArray, Part
+from fedtmle.model.submodel import (
+    LOOK_ROWS,
+    AbstractRowsSubmodel,
+    AbstractSubmodel,
+    GeneralisedLinear,
+    StreamedLinear,
+)
+from fedtmle.model.submodels import GroupedLinear, Profiled
+from fedtmle.model.types import Array, Family, IntArray, Part, matrix, scaled
+from fedtmle.protocol.flows import ViewedQuery
 from fedtmle.protocol.query import Evaluation, Local, Model, Query
-from fedtmle.protocol.views import ViewedQuery
 
 # The farthest that a linear predictor may have moved since a look: S shrinks by at most a third.
 NEAR = {Family.LOGISTIC: 0.28125, Family.GAUSSIAN: LEAST_RESIDUAL * 0.125}
@@ -228,3 +240,339 @@ def subjects_of(query: Query) -> Iterator[Subject]:
             facts = point.model.judged_together
             if facts is not None and point.batch is None:
                 yield from (Subject(point, part, facts) for part in point.parts)
+
+
+# The columns of all models whose residuals are the same, judged together.
+#
+# At the start of their fits, two models of the same response disclose sums of the same residuals times
+# different columns, and hence sums for the differences of columns between the models. A silo keeps the
+# columns that were asked for each response, and judges their union whenever a model adds columns to it.
+# Columns of one name are several where models are fitted to several completions of the same records. So are
+# those of models that share residuals but not weights, such as the fluctuations under several rules.
+#
+# Columns of rows in memory are kept. Those of person-periods, which are made anew at every pass, are
+# evaluated again for the models that are judged together.
+
+
+@dataclass
+class _Response:
+    """A response and its weights, shape (N,), or what models share instead, and their columns by name."""
+
+    y: Array | None
+    w: Array | None
+    shared: Hashable = None
+    columns: dict[str, list[Array]] = field(default_factory=dict)
+
+    def is_of(self, submodel: GeneralisedLinear) -> bool:
+        return self.shared is None and _same(self.y, submodel.y) and _same(self.w, submodel.w)
+
+    def add(self, name: str, column: Array, by_name: bool) -> bool:
+        """Keep a column unless it (or, ``by_name``, one of its name) is known; return whether it is new."""
+        known = self.columns.setdefault(name, [])
+        if (by_name and known) or any(_same(each, column) for each in known):
+            return False
+        known.append(column)
+        return True
+
+    def rows(self) -> Iterator[PersonRows]:
+        columns = [column for known in self.columns.values() for column in known]
+        for start in range(0, len(columns[0]), LOOK_ROWS):
+            part = slice(start, start + LOOK_ROWS)
+            rows = np.stack([column[part] for column in columns])
+            yield PersonRows(rows if self.w is None else rows * self.w[part])
+
+
+@dataclass
+class _LongResponse:
+    """A response over person-periods: its models, and where the columns of each name are."""
+
+    response: object
+    submodels: list[GroupedLinear] = field(default_factory=list)
+    columns: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
+
+    def add(self, names: tuple[str, ...], submodel: GroupedLinear, by_name: bool) -> bool:
+        """Keep the columns that are not known, as `_Response.add` does; return whether there are any."""
+        self.submodels.append(submodel)
+        last = len(self.submodels) - 1
+        new = {j for j, name in enumerate(names) if not (by_name and self.columns.get(name))}
+        same = {(j, place) for j in new for place in self.columns.get(names[j], ())}
+        if same:
+            for pieces in self._pieces():
+                mine = pieces[last].rows
+                same = {(j, (m, k)) for j, (m, k) in same if np.array_equal(pieces[m].rows[k], mine[j])}
+        new -= {j for j, _ in same}
+        for j in new:
+            self.columns.setdefault(names[j], []).append((last, j))
+        if not new:
+            self.submodels.pop()
+        return bool(new)
+
+    def _pieces(self) -> Iterator[tuple[PersonRows, ...]]:
+        """Yield the same people's rows of all models, with the residuals at zero."""
+        disclosed = [submodel.disclosed_rows(np.zeros(submodel.dim)) for submodel in self.submodels]
+        return zip(*disclosed, strict=True)
+
+    def rows(self) -> Iterator[PersonRows]:
+        places = [place for known in self.columns.values() for place in known]
+        for pieces in self._pieces():
+            rows = np.stack([pieces[m].rows[k] for m, k in places])
+            yield PersonRows(rows, pieces[0].counts)
+
+
+@dataclass
+class Designs:
+    """The columns that were asked in one session, by response.
+
+    Columns of the same name but with other values, as in several completions of the same records, count as
+    several unless ``by_name``: under masks the records of all silos hide what differs between completions.
+    """
+
+    by_name: bool = False
+    _responses: list[_Response] = field(default_factory=list)
+    _long: list[_LongResponse] = field(default_factory=list)
+    _known: dict[int, Model] = field(default_factory=dict)  # models that were added, by id
+
+    @property
+    def has_completions(self) -> bool:
+        """Whether a column of some response was asked with several values, as imputed ones are."""
+        plain = (response for response in self._responses if response.shared is None)
+        sizes = [len(known) for response in plain for known in response.columns.values()]
+        sizes += [len(known) for response in self._long for known in response.columns.values()]
+        return max(sizes, default=0) > 1
+
+    def add(self, model: Model, submodel: AbstractSubmodel, enough: float) -> float:
+        """Return the largest leverage in the columns of all models of the response, this one included.
+
+        It is 0 if the model adds no columns. An upper bound may be returned if it is at most ``enough``.
+        """
+        names = model.design_names
+        if id(model) in self._known or names is None:
+            return 0.0
+        shared = model.shared_residuals
+        columns: Iterable[Array]
+        if shared is not None:
+            response, columns = self._sharing(shared), _disclosed(submodel, model.dim)
+        elif isinstance(submodel, GeneralisedLinear):
+            response, columns = self._response_of(submodel), scaled(submodel.X).columns
+        elif isinstance(submodel, Profiled) and (whole := submodel.in_memory) is not None:
+            response, columns = self._response_of(whole), _within(whole)
+        else:
+            return self._add_long(model, names, submodel, enough)
+        self._known[id(model)] = model
+        is_first = not response.columns
+        is_new = [
+            response.add(name, column, self.by_name and shared is None)
+            for name, column in zip(names, columns, strict=True)
+        ]
+        if is_first or not any(is_new):
+            return 0.0  # the model's own columns are judged wherever it is evaluated
+        return largest_leverage(response.rows, enough=enough)
+
+    def _add_long(
+        self, model: Model, names: tuple[str, ...], submodel: AbstractSubmodel, enough: float
+    ) -> float:
+        """Return what `add` does, for person-periods."""
+        facts = model.judged_together
+        if facts is None or not isinstance(submodel, GroupedLinear):
+            return 0.0
+        self._known[id(model)] = model
+        known = next((each for each in self._long if each.response == facts.response), None)
+        if known is None:
+            known = _LongResponse(facts.response)
+            self._long.append(known)
+        is_first = not known.columns
+        if not known.add(names, submodel, self.by_name) or is_first:
+            return 0.0
+        return largest_leverage(known.rows, enough=enough)
+
+    def _response_of(self, submodel: GeneralisedLinear) -> _Response:
+        for known in self._responses:
+            if known.is_of(submodel):
+                return known
+        self._responses.append(_Response(submodel.y, submodel.w))
+        return self._responses[-1]
+
+    def _sharing(self, shared: Hashable) -> _Response:
+        for known in self._responses:
+            if known.shared == shared:
+                return known
+        self._responses.append(_Response(None, None, shared))
+        return self._responses[-1]
+
+
+def _within(whole: GeneralisedLinear) -> Array:
+    """Return the columns but the first, centred: with the mean response taken away, these are disclosed."""
+    X = matrix(whole.X)[1:]
+    mass = np.ones(whole.n_rows) if whole.w is None else whole.w
+    total = float(mass.sum())
+    return X - ((X * mass).sum(axis=1) / total)[:, None] if total > 0 else X
+
+
+def _disclosed(submodel: AbstractSubmodel, dim: int) -> Array:
+    """Return what a gradient discloses of each person, without the residual that models share, (d, N)."""
+    match submodel:
+        case GeneralisedLinear():
+            X = matrix(submodel.X)
+            return X if submodel.w is None else X * submodel.w
+        case StreamedLinear():
+            parts = list(submodel.table.map(lambda batch: _disclosed(submodel.design(batch), dim)))
+        case _:
+            parts = [piece.rows for piece in submodel.disclosed_rows(np.zeros(dim))]
+    return np.concatenate(parts, axis=1)
+
+
+def _same(left: Array | None, right: Array | None) -> bool:
+    if left is None or right is None:
+        return left is right
+    return left is right or np.array_equal(left, right)
+
+
+# Batches drawn anew at each step, as in Algorithm 2 with SGD, and what their sums disclose together.
+#
+# Sums over batches that overlap disclose single rows by subtraction. If a server keeps eps fixed, each batch
+# with counts c of the silo's rows discloses the sum of c_i t_i over gradients t_i, and all batches together
+# disclose every linear combination of these sums. With k batches, person i contributes (c_1i t_i, ..., c_ki
+# t_i), and the largest leverage (`model.leverage`) of these vectors may not exceed 1/min_people. The sum over
+# all rows, which the EIF check asks for, counts as one more batch. A silo of N rows whose gradients have d
+# coordinates therefore answers at most N/(d min_people) different batches, and fewer if the batches are
+# nearly dependent.
+
+
+@final
+class FreshBatches:
+    """The batches of one session; each is stored as how often it contains each of the silo's rows."""
+
+    def __init__(self, n_rows: int) -> None:
+        self._n_rows = n_rows
+        self._counts: dict[bytes, IntArray] = {}
+        self.add(np.arange(n_rows))
+
+    def add(self, rows: IntArray) -> None:
+        """Add a batch of row numbers, which may repeat; a batch that was added before changes nothing."""
+        counts = np.bincount(rows, minlength=self._n_rows).astype(np.int64)
+        self._counts.setdefault(counts.tobytes(), counts)
+
+    def largest_leverage(self, submodel: AbstractRowsSubmodel, eps: Array, enough: float) -> float:
+        """Return the largest leverage in the sums over all batches, as if all were disclosed at ``eps``.
+
+        ``submodel`` has all rows of the silo. An upper bound may be returned if it is at most ``enough``.
+        """
+
+        def pieces() -> Iterator[PersonRows]:
+            start = 0
+            for piece in submodel.disclosed_rows(eps):
+                stop = start + piece.rows.shape[1]
+                disclosed = [piece.rows * counts[start:stop] for counts in self._counts.values()]
+                yield PersonRows(np.concatenate(disclosed))
+                start = stop
+
+        return largest_leverage(pieces, enough=enough)
+
+
+# Advice about a refusal, written for the silo's owner alone: the columns that caused it, and a remedy.
+#
+# The server learns the code of a refusal and nothing else. The silo's ledger holds the text, which names
+# columns of models but no value of a record.
+
+RARE_BELOW = 10  # people in a column
+SHARE = 0.5  # a column is named if its part in a combination is at least this share of the largest part
+MOST_NAMED = 4  # columns
+
+RARE = "merge the level with another (levels in the silo file), or leave the variable out of the model"
+EXTREME = "put log({name}) or a spline into the formula instead, or leave the variable out of the model"
+SEVERAL = "leave some of them out of the model, or merge rare levels"
+TRUST = "More silos, or colluders = 0 if all owners trust each other, would help (docs/masks.md)."
+
+
+def about_support(names: Sequence[str] | None, is_rare: Sequence[bool]) -> str:
+    """Return advice about columns in which this silo has too few people."""
+    if names is None:
+        return ""
+    rare = [name for name, few in zip(names, is_rare, strict=True) if few]
+    return f"Too few people of this silo are in {_listed(rare)}: {RARE}."
+
+
+def about_rare(names: Sequence[str]) -> str:
+    """Return advice about columns and levels that too few people have, counted over all silos."""
+    return f"Too few people of all silos are in {_listed(names)}: {RARE}."
+
+
+def about_combination(names: Sequence[str] | None, pieces: Pieces, space: RowSpace | None = None) -> str:
+    """Return advice about the combination of a model's columns in which one person's share is largest.
+
+    ``space`` is a pooled one, by default that of the rows themselves.
+    """
+    if names is None:
+        return ""
+    order, people = _heaviest_columns(pieces, space)
+    named = [names[j] for j in order]
+    if len(order) == 1 and people[order[0]] >= RARE_BELOW:
+        return f"One person is most of {_listed(named)}: {EXTREME.format(name=named[0])}."
+    if any(people[j] < RARE_BELOW for j in order):
+        rare = [names[j] for j in order if people[j] < RARE_BELOW]
+        return f"One person dominates {_listed(rare)}: {RARE}."
+    return f"One person is most of a combination of {_listed(named)}: {SEVERAL}."
+
+
+def about_periods(names: Sequence[str] | None, pieces: Pieces, space: RowSpace | None = None) -> str:
+    """Return advice about a hazard model whose sums of two periods differ by too few people.
+
+    ``space`` is a pooled one, by default that of the rows themselves.
+    """
+    if names is None:
+        return ""
+    named = [names[j] for j in _heaviest_columns(pieces, space)[0]]
+    return (
+        f"Too few people leave in a period, and one of them is most of a combination of {_listed(named)}: "
+        "have fewer and longer periods, put period instead of C(period) into the formula, or leave products "
+        "with the period out of it."
+    )
+
+
+def _heaviest_columns(pieces: Pieces, space: RowSpace | None) -> tuple[list[int], IntArray]:
+    """Return the columns of the combination in which one person's share is largest, and people by column."""
+    parts, people = heaviest_combination(pieces, space)
+    return [int(j) for j in np.argsort(-parts, kind="stable") if parts[j] >= SHARE][:MOST_NAMED], people
+
+
+def about_models(names: Sequence[str] | None, *, shared: bool = False, imputed: bool = False) -> str:
+    """Return advice about models of one response whose columns differ for too few people.
+
+    If they are ``shared``, the models share residuals and belong to rules that are compared; if ``imputed``,
+    they differ in imputed values alone.
+    """
+    if names is None:
+        return ""
+    if shared:
+        return (
+            "Two rules differ in too few people of this silo: leave one of them out, or compare rules that "
+            "more people follow differently."
+        )
+    if imputed:
+        return (
+            f"Too few people of this silo lack a value that is imputed, in the model with {_listed(names)}: "
+            "imputed data sets differ in these people alone. Leave these records out of the table, or ask "
+            "for masked sums."
+        )
+    return (
+        f"The model with {_listed(names)} differs from another model of the same response in too few people: "
+        "use the same columns in both."
+    )
+
+
+def about_answer(explanation: str, column: str = "") -> str:
+    """Return advice about an answer, other than a model's sums, that rests mostly on one person.
+
+    ``column`` is the one of a fitted model in which that person stands out most, "" if there is none.
+    """
+    which = f"The person stands out most in {_listed([column])} of a model. " if column else ""
+    return (
+        f"One person is most of a sum in this answer: {explanation}. {which}Leave variables with extreme or "
+        "rare values out of the models, or take logarithms; where weights are asked, truncate them more."
+    )
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = [f"'{name}'" for name in names[:MOST_NAMED]]
+    more = ", ..." if len(names) > MOST_NAMED else ""
+    return f"the column{'s'[: len(names) != 1]} {', '.join(shown)}{more}"

@@ -1,16 +1,262 @@
-"""The report of a study: one HTML page, made from its document alone."""
+"""The report of a study: one HTML page with a technical appendix, made from its document alone."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from importlib.resources import files
 
-from fedtmle.layout import Document, decimals, number, probability, silo_count
-from fedtmle.report import charts, emulation, over_time, people, series, technical, wording
-from fedtmle.report import checklist as checklists
-from fedtmle.report.checklist import STROBE, anchor
-from fedtmle.runtime.markup import element, scrolling, table, text
-from fedtmle.text.result import cells, interval_title
+from fedtmle.layout import (
+    Document,
+    bits,
+    decimals,
+    element,
+    number,
+    phase_name,
+    phase_rounds,
+    probability,
+    scrolling,
+    silo_count,
+    table,
+    text,
+)
+from fedtmle.report import charts, clinical, emulation, people, series
+from fedtmle.report import emulation as checklists
+from fedtmle.report.emulation import STROBE, anchor
+from fedtmle.runtime.certificate import OPEN
+from fedtmle.text.certificate import (
+    NOT_COVERED,
+    convergence,
+    history,
+    privacy_budget,
+    privacy_cost,
+    private_certificate,
+    remainder_rows,
+    remedies,
+)
+from fedtmle.text.result import PHASES, cells, interval_title
+
+# The certificate and the disclosures in plain language: what is proved, assumed and disclosed.
+
+TARGETING = {
+    "Coded": "the silo's mean gradient, rounded to a public grid, as a difference from its last message",
+    "Adaptive": "the silo's mean gradient and its own fit of the fluctuation, rounded to a public grid",
+    "Gradient": "exact sums over the silo's records of the gradient; for Newton steps, of the curvature too",
+    "LocalAverage": "the silo's own fit of the fluctuation, and exact sums of the influence function",
+    "Personalized": "the silo's own fit of the fluctuation, zero once it has retired",
+    "Central": "nothing beyond the records themselves, which are in one place",
+}
+MODELS = (
+    "counts by arm, and what fits the models: sums of gradients and curvatures, rounded unless the study "
+    "asks for exact sums; whole models if a learner sends them"
+)
+CONTENTS = {
+    "nuisance": ("models", MODELS),
+    "calibration": (
+        "calibration",
+        "sums for preliminary standard errors; the curvature for the grid",
+    ),
+    "closing": ("closing", "sums for the estimate and its covariance, at the final fit"),
+    "diagnostics": (
+        "diagnostics",
+        "counts and means by bin, with bins of few records added to a neighbour; sums of the outcome fit",
+    ),
+}
+
+
+def proved(document: Document) -> Iterator[str]:
+    """Yield the statements that hold for any data, if the parties followed the protocol."""
+    stated = document["certificate"] or {}
+    bound, tolerance = stated.get("residual_bound"), stated.get("tolerance")
+    if document.get("privacy"):
+        yield private_certificate(document)
+    elif bound is None or tolerance is None:
+        yield f"Nothing is proved about the pooled estimating equation: {document['status_text']}."
+    else:
+        errors = [row["std_error"] for row in document["estimates"] if row["std_error"]]
+        relative = f", which is {bound / min(errors):.1g} of the smallest standard error" if errors else ""
+        yield (
+            "The equation that the analysis of pooled records solves (the mean of the efficient influence "
+            f"function is zero) holds over all silos to within {bound:.2g}{relative}. "
+            f"The tolerance was {tolerance:.2g}."
+        )
+        if document["residual_kind"] == "certified bound":
+            yield "The bound includes all rounding. It follows from the integers that the silos sent."
+        else:
+            yield "This was computed from exact sums over all silos; it depends on no estimated constant."
+        if not document["converged"]:
+            yield f"The run stopped early: {document['status_text']}."
+        yield from filter(None, (convergence(document), *history(document)))
+    yield (
+        "Every bit in the account was counted when it was sent, and the silos that took part until the end "
+        "confirmed that they all received the same broadcasts."
+    )
+
+
+def assumed(document: Document) -> Iterator[str]:
+    """Yield the assumptions that no computation on these records can check."""
+    study = document.get("study")
+    if study:
+        yield from study["target"]["assumptions"]
+        if "missingness" in study["models"]:
+            yield "Whether an outcome is missing depends only on what the missingness model uses."
+        yield (
+            "The models are right, or are learned fast enough (the remainder is small against the standard "
+            "error); which of them may be wrong is for the target's own documentation."
+            if "brought" in study["target"]
+            else "For the estimate: the outcome model or the models of treatment and missingness are right. "
+            "For the interval: all of them are, or are learned fast enough (the remainder is small against "
+            "the standard error)."
+        )
+        yield "Records are independent" + (
+            f" between clusters of {study['options']['cluster']}." if study["options"]["cluster"] else "."
+        )
+    smoothness = (document["certificate"] or {}).get("smoothness")
+    if smoothness:
+        uses = "It affects the number of rounds; the bound on the residual does not depend on it."
+        yield f"The smoothness constant {smoothness['value']:.4g} is {smoothness['basis']}. {uses}"
+    for line in (document["certificate"] or {}).get("assumptions", []):
+        yield (
+            "The theorems' bounds on rounds and bits need two constants that this run did not measure; "
+            "they are marked open in the table."
+            if line == OPEN
+            else f"{line[:1].upper()}{line[1:]}."
+        )
+    yield "The silos computed with the records they described, and the server pooled as the protocol says."
+
+
+def messages(document: Document) -> Iterator[tuple[str, str]]:
+    """Yield each phase with the contents of a silo's message."""
+    algorithm = document["study"]["algorithm"]["kind"] if "study" in document else ""
+    contents = {
+        **CONTENTS,
+        "targeting": ("targeting", TARGETING.get(algorithm, "what the algorithm asks for")),
+    }
+    for phase in phase_rounds(document["account"], list(contents)):
+        yield contents[phase]
+
+
+def disclosed(document: Document) -> Iterator[str]:
+    """Yield sentences about what the silos disclosed."""
+    released, silos = document.get("silos", {}), document["sizes"]
+    seen = (
+        "The silos' sums were masked: the server and the silos read totals over all silos only, unless all "
+        "silos but one share what they know."
+        if None in silos.values()
+        else "The server saw each silo's answers by themselves, not only their sum."
+    )
+    privacy = document.get("privacy")
+    if privacy:
+        yield (
+            "The sums have noise for differential privacy: one record, whatever it holds, changes the "
+            "probability of any set of published results by at most a factor of "
+            f"exp({privacy['epsilon']:g}) and {privacy['delta']:g}. Not covered are {NOT_COVERED}."
+        )
+        yield f"Budget: {privacy_budget(document)}."
+        yield f"Cost: {privacy_cost(document)}."
+    yield (
+        f"{seen} Sums over few records, or many sums over the same records, can reveal something about "
+        "single records. Keeping data local is not in itself a privacy guarantee."
+    )
+    if released:
+        shown = f"{len(released)} of {len(silos)} silos"
+        yield f"The owners of {shown} allow their own estimate to be shown, and it is."
+    else:
+        yield "No silo's own estimate is shown: no owner allows it, or none was asked."
+    yield "Every silo disclosed how many records it has."
+
+
+# The appendix of the report: exactness, what left the silos, and how to reproduce it.
+
+
+def exactness(document: Document) -> str:
+    """Return the trajectory, what is proved and assumed, and the bounds of the theorems."""
+    data = series.path(document)
+    parts = []
+    known = [norm for norm in data.norm if norm]
+    if known:
+        tolerance = "" if data.tolerance is None else f"; the tolerance is {data.tolerance:.2g}"
+        ends = f"from {known[0]:.2g} to {known[-1]:.2g}"
+        description = f"Norm of the pooled gradient in {len(known)} rounds: {ends}{tolerance}."
+        title = (
+            "Residual by round, with the tolerance (filled: at the current fit; open: on the way to the next)"
+        )
+        parts.append(
+            charts.figure(charts.trajectory(data), title=title, description=description, key="trajectory")
+        )
+        if data.loss is None:
+            note = "The pooled loss is not drawn: the run did not ask for it, as that discloses one more sum."
+            parts.append(text("p", note, class_="soft"))
+    for title, lines in (("What is proved", proved), ("What is assumed", assumed)):
+        items = "".join(text("li", line) for line in lines(document))
+        parts.append(text("h3", title) + element("ul", items))
+    checks = (document["certificate"] or {}).get("checks", [])
+    if checks:
+        rows = [
+            [
+                line["name"],
+                f"{line['realised']:.5g}",
+                "open" if line["bound"] is None else f"{line['bound']:.4g}",
+                line["basis"] or "",
+                line["statement"],
+            ]
+            for line in checks
+        ]
+        caption = "The cost of the run, and the bounds of the paper's theorems"
+        head = ["", "realised", "bound", "depends on", "statement"]
+        parts.append(scrolling(table(head, rows, caption=caption), "Bounds"))
+    terms = remainder_rows(document)
+    if terms:
+        caption = "The terms of the statistical theorem and the conditions of its corollary, beside the error"
+        parts.append(scrolling(table(terms[0], terms[1:], caption=caption), "Statistical terms", "prose"))
+        parts.append(text("p", remedies(document), class_="soft"))
+    return "".join(parts)
+
+
+def sent(document: Document) -> str:
+    """Return the contents of the messages, and the bits by silo and phase."""
+    account = document["account"]
+    data = series.bits_by_round(document)
+    phases = phase_rounds(account, PHASES)
+    html = "".join(text("p", line) for line in disclosed(document))
+    html += scrolling(table(["phase", "a message holds"], messages(document)), "Messages", "prose")
+    up, down = account["bits_up"], account["bits_down"]
+    rows = [
+        [silo, *(bits(up[silo].get(phase, 0)) for phase in phases), bits(sum(up[silo].values())),
+         bits(sum(down.get(silo, {}).values()))]
+        for silo in up
+    ]  # fmt: skip
+    heads = [f"{phase_name(phase)} ({rounds})" for phase, rounds in phases.items()]
+    caption = (
+        "Bits that each silo sent, by phase (with the number of rounds; shared: in rounds of other phases), "
+        "and received"
+    )
+    html += scrolling(table(["silo", *heads, "sent", "received"], rows, caption=caption), "Bits by silo")
+    total = sum(sum(sent) for sent in data.up.values())
+    description = f"{len(data.phases)} rounds, {len(data.up)} silos, {total:,} bits from silos in all."
+    title = "Bits of each silo's answers, and of the broadcast to each, by round"
+    return html + charts.figure(charts.bits(data), title=title, description=description, key="bits")
+
+
+def reproduce(document: Document) -> str:
+    """Return digests, versions, models and options."""
+    study = document.get("study", {})
+    rows = [
+        ["plan (SHA-256)", str(document.get("plan", "-"))],
+        ["transcript (SHA-256)", str(document["transcript"])],
+        ["seed", str(study.get("options", {}).get("seed", "-"))],
+        *([name, str(value)] for name, value in document.get("versions", {}).items()),
+    ]
+    for name, value in study.get("algorithm", {}).items():
+        rows.append([f"algorithm: {name}", str(value)])
+    for role, model in study.get("models", {}).items():
+        rows.append([f"{role} model", str(model)])
+    for name, value in study.get("options", {}).items():
+        rows.append([f"option: {name}", str(value)])
+    note = (
+        "The same plan on the same records gives the same transcript with these versions on such a machine."
+    )
+    return text("p", note) + scrolling(table(["", ""], rows), "Reproducibility", "prose mono")
+
 
 CONTENT_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 APPENDIX = ("How exactly", "What left the silos", "To reproduce this")
@@ -35,7 +281,7 @@ def render(document: Document) -> str:
     head = (
         '<meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">'
         f'<meta http-equiv="Content-Security-Policy" content="{CONTENT_POLICY}">'
-        f"{text('title', wording.title(document))}<style>{style}</style>"
+        f"{text('title', series.title(document))}<style>{style}</style>"
     )
     return (
         f'<!DOCTYPE html>\n<html lang="en"><head>{head}</head><body>'
@@ -52,7 +298,7 @@ def _sections(document: Document) -> Iterator[tuple[str, str]]:
     if "study" in document:
         over = (
             ("Survival curves", people.curves(document)),
-            ("Risks over time", over_time.risks(document)),
+            ("Risks over time", clinical.risks(document)),
         )
     is_long = len(document["estimates"]) > MOST_ROWS
     yield from over if is_long else ()  # figures before the table
@@ -61,8 +307,8 @@ def _sections(document: Document) -> Iterator[tuple[str, str]]:
     if "study" in document:
         yield "A finer grid", people.finer_grid(document)
         yield "Participants", people.participants(document)
-        yield "Adherence", over_time.adherence(document)
-        yield "Weights over time", over_time.weights(document)
+        yield "Adherence", clinical.adherence(document)
+        yield "Weights over time", clinical.followers_weights(document)
     yield from emulation.sections(document)
     if "study" in document and "emulation" not in document:
         yield "Baseline characteristics", people.characteristics(document)
@@ -76,22 +322,22 @@ def _sections(document: Document) -> Iterator[tuple[str, str]]:
     yield "Heterogeneity", _heterogeneity(document)
     if "study" in document:
         yield "Methods", _methods(document)
-    yield "How exactly", technical.exactness(document)
-    yield "What left the silos", technical.sent(document)
-    yield "To reproduce this", technical.reproduce(document)
+    yield "How exactly", exactness(document)
+    yield "What left the silos", sent(document)
+    yield "To reproduce this", reproduce(document)
 
 
 def _methods(document: Document) -> str:
     note = "A paragraph to paste, from the values of this run; the reasons for them are the authors' to give."
     return text("p", note, class_="soft") + text(
-        "blockquote", " ".join(wording.methods(document)), class_="paste"
+        "blockquote", " ".join(series.methods(document)), class_="paste"
     )
 
 
 def _header(document: Document) -> str:
-    parts = [text("h1", wording.title(document))]
+    parts = [text("h1", series.title(document))]
     silos = f"{document['n']:,} records in {silo_count(document)}"
-    asked = wording.asked(document)
+    asked = series.asked(document)
     parts.append(text("p", f"{asked} {silos}.".strip(), class_="soft"))
     if len(document["estimates"]) == 1:
         (row,) = document["estimates"]
@@ -112,7 +358,7 @@ def _measure(document: Document, row: Document) -> str:
     """Return an estimate's name for a reader; if the study estimates one value, this is its measure."""
     if "study" not in document or len(document["estimates"]) > 1:
         return str(row["estimand"])
-    first = wording.measure(document)
+    first = series.measure(document)
     return f"{first[:1].upper()}{first[1:]}"
 
 
@@ -132,7 +378,7 @@ def _estimates(document: Document) -> str:
         [row["estimand"], *cells(row, digits), *([probability(row["p_value"])] if tests else [])]
         for row in estimates
     ]
-    caption = wording.caption(document) if "study" in document else ""
+    caption = series.caption(document) if "study" in document else ""
     html = scrolling(table(head, rows, caption=caption), "Estimates") + _means(document, digits)
     if len(estimates) > 1 and document.get("simultaneous"):
         rows = [[row["estimand"], cells(row, digits)[2]] for row in document["simultaneous"]]
@@ -154,11 +400,11 @@ def _means(document: Document, digits: int) -> str:
         return ""
     each = zip(document["names"], document["psi"], document["std_error"], strict=True)
     rows = [
-        [wording.component(document, name), number(value, digits), number(error, digits)]
+        [series.component(document, name), number(value, digits), number(error, digits)]
         for name, value, error in each
     ]
     kind = "Risk" if document["study"]["target"]["response"] == "binary" else "Mean"
-    title, caption = "Means by arm", f"{kind} of {wording.outcome(document)} under each arm"
+    title, caption = "Means by arm", f"{kind} of {series.outcome(document)} under each arm"
     if "brought" in document["study"]["target"]:  # a target from another package need not have means
         title = caption = "Quantities behind the estimates"
     return scrolling(table(["", "estimate", "std. error"], rows, caption=caption), title)

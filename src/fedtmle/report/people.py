@@ -5,9 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from fedtmle.layout import Document, covariate_name, decimals, decreasing, learner_tables, share, silo_count
-from fedtmle.report import charts, clinical, flow, over_time, series, wording
-from fedtmle.runtime.markup import element, scrolling, table, text
+from fedtmle.layout import (
+    Document,
+    covariate_name,
+    decimals,
+    decreasing,
+    element,
+    learner_tables,
+    scrolling,
+    share,
+    silo_count,
+    table,
+    text,
+)
+from fedtmle.report import charts, clinical, emulation, series
 from fedtmle.targets.effects.estimands import Scale
 from fedtmle.text.result import MISSING_HANDLED, finer_sentence
 
@@ -15,11 +26,11 @@ from fedtmle.text.result import MISSING_HANDLED, finer_sentence
 def participants(document: Document) -> str:
     """Return the flow of records into the arms, and their numbers by arm and by silo."""
     if "periods" in document:
-        return over_time.participants(document)
+        return clinical.participants(document)
     data = series.overlap(document)
     if data is None:
         return ""
-    head = ["", *(wording.arm(document, arm.name) for arm in data.arms), "all"]
+    head = ["", *(series.arm(document, arm.name) for arm in data.arms), "all"]
     records = [arm.records for arm in data.arms]
     observed = [arm.observed for arm in data.arms]
     counted = "with the event" if "curves" in document else "with an outcome"
@@ -56,12 +67,12 @@ def _flow(document: Document, counted: str) -> str:
     for arm in data.arms:
         rest = "" if "curves" in document else f", {arm.records - arm.observed:,} without"
         ends.append(
-            f"{wording.arm(document, arm.name)}: {arm.records:,} records, {arm.observed:,} {counted}{rest}"
+            f"{series.arm(document, arm.name)}: {arm.records:,} records, {arm.observed:,} {counted}{rest}"
         )
     description = ". ".join([*boxes, *lost, *ends]) + "."
     title = "Records that were analysed, and the arms that are compared"
     return charts.figure(
-        flow.diagram(boxes, lost, ends), title=title, description=description, key="participants-flow"
+        emulation.diagram(boxes, lost, ends), title=title, description=description, key="participants-flow"
     )
 
 
@@ -85,14 +96,14 @@ def characteristics(document: Document) -> str:
                 "difference": max(known, key=abs, default=None),
             }
         )
-    arms = [wording.arm(document, arm) for arm in (described["reference"], *described["arms"])]
+    arms = [series.arm(document, arm) for arm in (described["reference"], *described["arms"])]
     note = "Unweighted, over all records of each arm, with or without an outcome."
     if "periods" in document:
         note = "Covariates in period 1, by the treatment in that period, unweighted."
     if not described["is_complete"]:
         note += " A silo hides a covariate if in some arm few records have a value, or all have the same."
     note += _hidden(document)
-    return flow.table1(arms, [f"{count:,}" for count in described["counts"]], lines, note)
+    return emulation.table1(arms, [f"{count:,}" for count in described["counts"]], lines, note)
 
 
 def _hidden(document: Document) -> str:
@@ -109,7 +120,7 @@ def balance(document: Document) -> str:
         pairs = zip(data.names, data.unweighted, data.weighted, strict=True)
         rows = [[name, *(_signed(value) for value in values)] for name, *values in pairs]
         where = "" if data.is_complete else ", some silos only"
-        named = f"{wording.arm(document, data.arm)} against {wording.arm(document, data.reference)}"
+        named = f"{series.arm(document, data.arm)} against {series.arm(document, data.reference)}"
         description = (
             f"Standardised differences of {len(data.names)} covariates between {named}{where}; the largest "
             f"after weighting of those that no silo hides is {data.largest:.2f}."
@@ -144,8 +155,8 @@ def overlap(document: Document) -> str:
         return ""
     data = replace(
         data,
-        arms=tuple(replace(arm, name=wording.arm(document, arm.name)) for arm in data.arms),
-        effective={wording.component(document, name): size for name, size in data.effective.items()},
+        arms=tuple(replace(arm, name=series.arm(document, arm.name)) for arm in data.arms),
+        effective={series.component(document, name): size for name, size in data.effective.items()},
     )
     truncated = "; ".join(f"{arm.name} {arm.truncated:,}" for arm in data.arms)
     sizes = "; ".join(f"{name} {size:,.0f}" for name, size in data.effective.items())
@@ -156,8 +167,8 @@ def overlap(document: Document) -> str:
     )
     html = charts.figure(charts.overlap(data), title=title, description=description, key="overlap-sizes")
     for k, coded in enumerate(series.probabilities(document)):
-        counts_by_arm = {wording.arm(document, arm): counts for arm, counts in coded.counts.items()}
-        spread = replace(coded, of=wording.arm(document, coded.of), counts=counts_by_arm)
+        counts_by_arm = {series.arm(document, arm): counts for arm, counts in coded.counts.items()}
+        spread = replace(coded, of=series.arm(document, coded.of), counts=counts_by_arm)
         title = (
             f"Propensity score of {spread.of} by observed arm (each silo joins bins of few records with the "
             "next; ?: hidden)"
@@ -291,7 +302,7 @@ def missing(document: Document) -> str:
     if lines:
         rows = [
             [
-                wording.label(document, name),
+                series.label(document, name),
                 f"{line['count']:,} ({share(line['count'], line['of'])})",
                 MISSING_HANDLED[line["handled"]],
             ]
@@ -362,13 +373,13 @@ def curves(document: Document) -> str:
     groups = list(dict.fromkeys((curve["population"], curve["cause"]) for curve in drawn))
     for k, (population, cause) in enumerate(groups):
         same = [
-            {**curve, "name": wording.arm(document, curve["arm"])}
+            {**curve, "name": series.arm(document, curve["arm"])}
             for curve in drawn
             if (curve["population"], curve["cause"]) == (population, cause)
         ]
         causes = document["grid"]["causes"]
         named = ", ".join(str(part) for part in (cause if len(causes) > 1 else "", population) if part)
-        measure, arms = wording.curve_measure(document), [curve["arm"] for curve in same]
+        measure, arms = series.curve_measure(document), [curve["arm"] for curve in same]
         compared = "arm" if arms == document["arms"] else "rule"
         title = f"{measure[:1].upper()}{measure[1:]} by time and {compared}" + (f": {named}" if named else "")
         ends = "; ".join(
@@ -377,7 +388,7 @@ def curves(document: Document) -> str:
         html += charts.figure(
             clinical.curves(
                 same,
-                wording.time(document),
+                series.time(document),
                 begin=float(document["grid"]["measure"] == "Survival"),
                 at_risk=[] if population else _at_risk(document, arms),
             ),
@@ -385,7 +396,7 @@ def curves(document: Document) -> str:
             description=f"At the last horizon: {ends}.",
             key=f"curve-{k}",
         )
-    return html + _at_risk_table(document) + over_time.by_horizon(document)
+    return html + _at_risk_table(document) + clinical.by_horizon(document)
 
 
 def _at_risk(document: Document, arms: Sequence[str]) -> list[clinical.AtRisk]:
@@ -406,7 +417,7 @@ def _at_risk_table(document: Document) -> str:
         return ""
     head = ["", *(f"period {period}" for period in shown["periods"])]
     arms = zip(document["arms"], shown["counts"], shown["hidden_in"], strict=True)
-    rows = [[wording.arm(document, arm), *decreasing(counts, hides)] for arm, counts, hides in arms]
+    rows = [[series.arm(document, arm), *decreasing(counts, hides)] for arm, counts, hides in arms]
     caption = "People at risk when a period begins"
     html = element(
         "details", text("summary", caption) + scrolling(table(head, rows, caption=caption), caption)

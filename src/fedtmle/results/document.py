@@ -15,18 +15,22 @@ import msgspec
 
 from fedtmle.algorithms.local import Personalized
 from fedtmle.initial.crossfit import CrossFitted
-from fedtmle.initial.glm import FAMILIES, GLM, FittedGLM, Supplied
-from fedtmle.initial.multinomial import FittedMultinomial
-from fedtmle.initial.pilot import Pilot
-from fedtmle.initial.superlearner import PerSilo, SuperLearned, SuperLearner
-from fedtmle.initial.trees import GradientBoostedTrees, TreeEnsemble
+from fedtmle.initial.glm import FAMILIES, GLM, FittedGLM, FittedMultinomial, Supplied
+from fedtmle.initial.superlearner import (
+    GradientBoostedTrees,
+    PerSilo,
+    Pilot,
+    SuperLearned,
+    SuperLearner,
+    TreeEnsemble,
+)
 from fedtmle.initial.variables import Variables
 from fedtmle.layout import Document
-from fedtmle.model.families import Response
+from fedtmle.model.types import Response
 from fedtmle.programs.diagnostics import Histogram, OutcomeFit
 from fedtmle.programs.flow import Details, StudyDetails, study_details
+from fedtmle.programs.imputation import MultiplyImputed
 from fedtmle.programs.regimes import RegimeDetails
-from fedtmle.programs.rubin import MultiplyImputed
 from fedtmle.programs.study import Study
 from fedtmle.programs.target import AbstractTarget
 from fedtmle.programs.time import TimeDetails
@@ -35,25 +39,32 @@ from fedtmle.protocol.outcome import SiteTest, Status
 from fedtmle.protocol.plan import Plan, provenance
 from fedtmle.protocol.policy import lowered_limit
 from fedtmle.protocol.sites import OwnEstimate, OwnStatus
-from fedtmle.results.certainty import convergence_document, uncovered
-from fedtmle.results.inference import Row, imputed_rows, interaction_tests, silo_tables, table_rows
-from fedtmle.results.meta import heterogeneity, leave_one_out
-from fedtmle.results.overlap import (
+from fedtmle.results.inference import (
+    Row,
+    convergence_document,
+    heterogeneity,
+    imputed_rows,
+    interaction_tests,
+    leave_one_out,
+    silo_tables,
+    table_rows,
+    uncovered,
+)
+from fedtmle.results.over_time import regime_document, time_document
+from fedtmle.results.result import FORMAT, versions
+from fedtmle.results.sensitivity import (
     balance_document,
     ladder_document,
     overlap_document,
     overlap_warnings,
+    sensitivity_document,
 )
-from fedtmle.results.regimes import regime_document
-from fedtmle.results.result import FORMAT, versions
-from fedtmle.results.sensitivity import sensitivity_document
-from fedtmle.results.time import time_document
 from fedtmle.runtime.result import Result
 from fedtmle.runtime.rows import LocalOutcome
 from fedtmle.runtime.session import Finished
 from fedtmle.studyfile.file import study_of
 from fedtmle.targets.effects.estimands import AbstractEffect
-from fedtmle.targets.effects.rows import PROBABILITY_EDGES
+from fedtmle.targets.effects.moments import PROBABILITY_EDGES
 from fedtmle.version import __version__
 
 

@@ -1,29 +1,34 @@
-"""From components to the table of estimates: Wald intervals, pointwise and simultaneous.
+"""From components to the table of estimates: intervals, meta-analysis, and distance from convergence.
 
-`results.meta` combines the silos' own estimates.
+Wald intervals are pointwise and simultaneous.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
-from itertools import groupby
+from itertools import groupby, product
 from statistics import NormalDist
+from typing import Literal
 
 import numpy as np
 from scipy.special import chdtrc, stdtr, stdtrit
 
-from fedtmle.errors import NumericalError
+from fedtmle.errors import FedTMLEError, NumericalError, Reached
+from fedtmle.initial.glm import Supplied
+from fedtmle.initial.superlearner import SuperLearner
 from fedtmle.layout import Document
 from fedtmle.model.problem import Estimate
 from fedtmle.model.types import Array
-from fedtmle.programs.rubin import MultiplyImputed, combine
+from fedtmle.programs.imputation import MultiplyImputed, combine
+from fedtmle.programs.nuisance import effect_columns
 from fedtmle.programs.study import Study
 from fedtmle.protocol.sites import OwnEstimate
+from fedtmle.runtime.result import Result
 from fedtmle.targets.effects.components import AbstractPopulation, Component, InStratum
-from fedtmle.targets.effects.estimands import Scale, Summary
+from fedtmle.targets.effects.estimands import AbstractEffect, Scale, Summary
 
 DRAWS = 200_000  # simulated maxima, for simultaneous intervals
 
@@ -281,3 +286,280 @@ def silo_tables(
             with suppress(NumericalError):  # a mean may leave the range of a ratio
                 tables[silo] = table_rows(study, components, estimate.psi, estimate.covariance)[0]
     return tables
+
+
+# Meta-analysis of the silos' own estimates: heterogeneity, a random-effects summary, and each silo left out.
+#
+# With y_m the estimates (their logarithms for a ratio), v_m their squared standard errors, w_m = 1/v_m:
+#
+#     Q    = sum w_m (y_m - y_w)^2,  y_w the mean with weights w_m
+#     tau2 = the variance between silos: DerSimonian-Laird's moment estimator, or REML
+#     mu   = the mean with weights 1/(v_m + tau2)
+#     I2   = tau2 / (tau2 + s2),  s2 = (k - 1) sum w / ((sum w)^2 - sum w^2)
+#
+# The interval of mu is that of Hartung and Knapp: its variance is sum w*_m (y_m - mu)^2 / ((k - 1) sum w*_m),
+# w*_m = 1/(v_m + tau2), and its quantile that of t with k - 1 degrees of freedom. The prediction interval,
+# for the effect at another silo of the same kind, has tau2 added to that variance. All are as R's metafor has
+# them with test = "knha".
+
+Method = Literal["REML", "DL"]
+METHODS: tuple[Method, ...] = ("REML", "DL")
+MAX_STEPS = 1_000
+STEP_GOAL = 1e-12  # relative to the variances
+
+
+@dataclass(frozen=True, kw_only=True)
+class RandomEffects:
+    """The random-effects summary of k estimates, on the scale on which they were given."""
+
+    method: Method
+    estimate: float
+    std_error: float  # Hartung-Knapp
+    conf_low: float
+    conf_high: float
+    p_value: float
+    prediction_low: float
+    prediction_high: float
+    tau2: float
+    I2: float
+    Q: float
+    df: int
+    Q_p_value: float
+    weights: tuple[float, ...]  # shares
+
+
+def random_effects(
+    estimates: Sequence[float] | Array,
+    variances: Sequence[float] | Array,
+    *,
+    method: Method = "REML",
+    confidence: float = 0.95,
+) -> RandomEffects:
+    """Return the random-effects summary of at least two estimates with their variances."""
+    y, v = np.asarray(estimates, dtype=np.float64), np.asarray(variances, dtype=np.float64)
+    k, w = len(y), 1.0 / v
+    df = k - 1
+    q = float(w @ (y - w @ y / w.sum()) ** 2)
+    tau2 = _moments(q, w) if method == "DL" else _reml(y, v)
+    star = 1.0 / (v + tau2)
+    mu = float(star @ y / star.sum())
+    error = math.sqrt(float(star @ (y - mu) ** 2) / (df * float(star.sum())))
+    quantile = float(stdtrit(df, 0.5 + confidence / 2))
+    typical = df * float(w.sum()) / float(w.sum() ** 2 - (w**2).sum())
+    reach = quantile * math.sqrt(error**2 + tau2)
+    return RandomEffects(
+        method=method,
+        estimate=mu,
+        std_error=error,
+        conf_low=mu - quantile * error,
+        conf_high=mu + quantile * error,
+        p_value=float(2 * stdtr(df, -abs(mu) / error)) if error > 0 else float(mu == 0),
+        prediction_low=mu - reach,
+        prediction_high=mu + reach,
+        tau2=tau2,
+        I2=tau2 / (tau2 + typical),
+        Q=q,
+        df=df,
+        Q_p_value=float(chdtrc(df, q)),
+        weights=tuple((star / star.sum()).tolist()),
+    )
+
+
+def _moments(q: float, w: Array) -> float:
+    """Return DerSimonian and Laird's tau2 = (Q - (k - 1)) / (sum w - sum w^2 / sum w), at least 0."""
+    scale = float(w.sum() - (w**2).sum() / w.sum())
+    return max(0.0, (q - (len(w) - 1)) / scale)
+
+
+def _reml(y: Array, v: Array) -> float:
+    """Return the REML tau2, by Fisher scoring: tau2 + (y' P P y - tr P) / tr P P, at least 0."""
+    tau2 = max(0.0, float(np.var(y, ddof=1) - v.mean()))
+    for _ in range(MAX_STEPS):
+        w = 1.0 / (v + tau2)
+        P = np.diag(w) - np.outer(w, w) / w.sum()
+        Py = P @ y
+        step = float((Py @ Py - np.trace(P)) / np.trace(P @ P))
+        after = max(0.0, tau2 + step)
+        if abs(after - tau2) <= STEP_GOAL * (float(v.mean()) + after):
+            return after
+        tau2 = after
+    return tau2
+
+
+def _usable(rows: Mapping[str, Sequence[Row]], index: int) -> dict[str, Row]:
+    """Return each silo's row of one estimand; silos whose standard error is zero are left out."""
+    return {silo: table[index] for silo, table in rows.items() if table[index].std_error > 0}
+
+
+def _summary(rows: Mapping[str, Row], method: Method, confidence: float) -> RandomEffects:
+    pairs = [symmetric(row) for row in rows.values()]
+    return random_effects([y for y, _ in pairs], [v for _, v in pairs], method=method, confidence=confidence)
+
+
+def heterogeneity(rows: Mapping[str, Sequence[Row]], confidence: float = 0.95) -> list[Document]:
+    """Return the heterogeneity of the silos' own estimates and their random-effects summary, by estimand.
+
+    ``rows`` has the table of each silo that released its own estimate. Numbers of a ratio are on its own
+    scale, except tau2 and the distances, which are on the log scale.
+    """
+    found: list[Document] = []
+    for index, first in enumerate(next(iter(rows.values()), ())):
+        usable = _usable(rows, index)
+        if len(usable) < 2:
+            continue
+        by_method = {method: _summary(usable, method, confidence) for method in METHODS}
+        chosen = by_method["REML"]
+        y, v = zip(*(symmetric(row) for row in usable.values()), strict=True)
+        w = [1.0 / each for each in v]
+        centre = sum(a * b for a, b in zip(w, y, strict=True)) / sum(w)
+        found.append(
+            {
+                "estimand": first.estimand,
+                "silos": len(usable),
+                "Q": chosen.Q,
+                "df": chosen.df,
+                "p_value": chosen.Q_p_value,
+                "I2": chosen.I2,
+                "tau2": chosen.tau2,
+                "distance": {s: (a - centre) / math.sqrt(b) for s, a, b in zip(usable, y, v, strict=True)},
+                "weights": dict(zip(usable, chosen.weights, strict=True)),
+                "summaries": [_shown(each, first) for each in by_method.values()],
+            }
+        )
+    return found
+
+
+def _shown(summary: RandomEffects, like: Row) -> Document:
+    """Return a summary on the estimand's own scale."""
+    shown = asdict(summary)
+    for key in ("Q", "df", "Q_p_value", "weights"):
+        del shown[key]
+    if like.scale.is_log:
+        for key in ("estimate", "conf_low", "conf_high", "prediction_low", "prediction_high"):
+            shown[key] = math.exp(shown[key])
+        shown["std_error"] *= shown["estimate"]
+    return shown
+
+
+def leave_one_out(rows: Mapping[str, Sequence[Row]], confidence: float = 0.95) -> dict[str, list[Row]]:
+    """Return the random-effects summary (REML) of the other silos' own estimates, for each silo left out.
+
+    This needs at least three silos, because one remaining silo has no summary.
+    """
+    found: dict[str, list[Row]] = {}
+    for left_out in rows if len(rows) >= 3 else ():
+        others = {silo: table for silo, table in rows.items() if silo != left_out}
+        table = []
+        for index, like in enumerate(rows[left_out]):
+            usable = _usable(others, index)
+            if len(usable) < 2:
+                break
+            shown = _shown(_summary(usable, "REML", confidence), like)
+            table.append(
+                Row(
+                    estimand=like.estimand,
+                    estimate=shown["estimate"],
+                    std_error=shown["std_error"],
+                    conf_low=shown["conf_low"],
+                    conf_high=shown["conf_high"],
+                    p_value=None if like.scale.null is None else shown["p_value"],
+                    scale=like.scale,
+                )
+            )
+        if len(table) == len(rows[left_out]):
+            found[left_out] = table
+    return found
+
+
+# How far the estimates are from convergence, and what thm:statistical does not cover, for the document.
+
+SEVERAL = "the study combines the estimates of several imputed data sets"
+
+
+def convergence_document(study: Study, components: Sequence[Component], result: Result) -> Document | None:
+    """Return a bound on how far each estimate is from its value at convergence, or why there is none.
+
+    None where nothing was targeted, or where the study combines several data sets.
+    """
+    stated = None if result.certificate is None else result.certificate.distance
+    if stated is None or result.psi is None or study.imputes:
+        return None
+    if stated.bounds is None:
+        return {"reason": stated.reason, "estimands": []}
+    moved = _largest_moves(study, components, result.psi, np.array(stated.bounds))
+    return {"reason": None, "estimands": moved}
+
+
+def _largest_moves(
+    study: Study, components: Sequence[Component], psi: Array, bounds: Array
+) -> list[Document]:
+    """Return the largest change of each reported number over the box psi +- bounds.
+
+    Every number is monotone in each of its components, so the largest change is at a corner.
+    """
+    now = summaries(study, components, psi)
+    moves: list[float | None] = [0.0] * len(now)
+    for index, summary in enumerate(now):
+        used = np.flatnonzero(summary.gradient)
+        for signs in product((-1.0, 1.0), repeat=len(used)):
+            corner = psi.copy()
+            corner[used] += np.array(signs) * bounds[used]
+            there = None
+            with suppress(NumericalError):  # a mean may leave the range of a ratio
+                there = abs(summaries(study, components, corner)[index].value - summary.value)
+            largest = moves[index]
+            moves[index] = None if there is None or largest is None else max(largest, there)
+    return [{"estimand": summary.name, "bound": bound} for summary, bound in zip(now, moves, strict=True)]
+
+
+def reported(study: Study, reached: Reached) -> Reached:
+    """Return a run's progress in the numbers that the study reports, instead of those that it targets."""
+    if study.imputes and reached.names:
+        return replace(reached, names=(), estimate=None, covariance=(), bounds=None, reason=SEVERAL)
+    if reached.estimate is None or not isinstance(study.target, AbstractEffect):
+        return reached
+    components = study.target.components(effect_columns(study, ()).strata_levels)
+    psi, covariance = np.array(reached.estimate), np.array(reached.covariance)
+    numbers = summaries(study, components, psi)
+    slopes = np.stack([number.gradient for number in numbers])
+    bounds = reached.bounds
+    if bounds is not None:
+        moves = _largest_moves(study, components, psi, np.array(bounds))
+        bounds = tuple(move["bound"] for move in moves)
+    return replace(
+        reached,
+        names=tuple(number.name for number in numbers),
+        estimate=tuple(number.value for number in numbers),
+        covariance=tuple(map(tuple, (slopes @ covariance @ slopes.T).tolist())),
+        bounds=bounds,
+    )
+
+
+@contextmanager
+def reporting_progress(study: Study) -> Iterator[None]:
+    """Convert the progress that an error reports to the numbers that the study reports."""
+    try:
+        yield
+    except FedTMLEError as error:
+        if error.reached is not None:
+            error.reached = reported(study, error.reached)
+        raise
+
+
+def uncovered(study: Study) -> list[str]:
+    """Return the reasons why thm:statistical does not cover a study; empty if it does."""
+    models = [
+        part
+        for model in study.models.values()
+        for part in (model.learners if isinstance(model, SuperLearner) else (model,))
+    ]
+    reasons = []
+    if any(isinstance(model, Supplied) for model in models):
+        reasons.append("predictions supplied by the silos have no code: they must come from other records")
+    if study.cluster:
+        reasons.append("records of one cluster are not independent")
+    if study.imputes:
+        reasons.append("the covariates are imputed")
+    if study.keeps_intercepts:
+        reasons.append("the silos' own intercepts, C(silo), have no code: each silo keeps its own")
+    return reasons

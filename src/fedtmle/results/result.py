@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedtmle.errors import InputError
-from fedtmle.layout import POOR_OVERLAP, Document, is_poor, silo_count
+from fedtmle.layout import POOR_OVERLAP, Document, element, is_poor, silo_count, table, text
 from fedtmle.protocol.messages import WIRE_FORMAT
-from fedtmle.runtime.markup import element, table, text
 from fedtmle.runtime.result import Result
 from fedtmle.version import __version__
 

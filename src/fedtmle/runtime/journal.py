@@ -1,6 +1,7 @@
-"""The journal: a party records each message before it goes on, so that a crash loses or repeats none.
+"""Files that survive a crash: the journal of a party's messages, and JSON documents that are replaced whole.
 
-A file of records, each
+A party records each message in the journal before it goes on, so that a crash loses or repeats none.
+It is a file of records, each
 
     length (4 bytes) | CRC-32 of the length and of the chain so far (4) | payload | chain (32)
 
@@ -15,15 +16,36 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
 import struct
 import sys
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO, Any, Protocol, TypeAlias
 
 from fedtmle.errors import JournalError
+
+# JSON files of runs, kits and parties: a reader sees the old document or the new one, whole.
+
+Document: TypeAlias = dict[str, Any]  # a decoded JSON object
+
+
+def read_document(path: Path) -> Document:
+    """Return the JSON object in a file; raise `ValueError` or `OSError` if there is none."""
+    document = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(document, dict):
+        raise ValueError(f"{path}: expected a JSON object")
+    return document
+
+
+def write_document(path: Path, document: object) -> None:
+    """Write plain data to a file, in one step."""
+    scratch = path.with_suffix(f".{os.getpid()}.new")
+    scratch.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    scratch.replace(path)
+
 
 if sys.platform != "win32":
     import fcntl

@@ -1,4 +1,4 @@
-"""The ledger: a silo's file of every request, decision, reply and running total, for its owner to read.
+"""What an owner can read afterwards: the ledger, the account of each study made from it, and the transcript.
 
 Each event is one line of JSON that carries the hash of the line before it, so that nobody can change, drop
 or insert a line unnoticed. The file stays at the silo: it names the key of the policy behind a refusal, which
@@ -12,18 +12,20 @@ import contextlib
 import hashlib
 import math
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
 from typing import NotRequired, TypedDict
 
 import msgspec
 
-from fedtmle.errors import JournalError
+from fedtmle.errors import DecodeError, InputError, JournalError
 from fedtmle.model.budget import OWNER_DELTA, epsilon_of
-from fedtmle.runtime.heads import check_head, read_head, write_head
+from fedtmle.protocol import messages
+from fedtmle.protocol.messages import Open
 from fedtmle.runtime.journal import Held
-from fedtmle.runtime.signing import SigningKey
+from fedtmle.runtime.signing import SigningKey, check_head, read_head, write_head
 
 START = "0" * 64
 _SHA256 = hashlib.sha256()  # copying it is faster than creating a new one
@@ -301,3 +303,204 @@ def _chained(bare: bytes, number: int, previous: str) -> tuple[bytes, str]:
     state.update(body)
     digest = state.hexdigest()
     return b'%b,"hash":"%b"}' % (body[:-1], digest.encode()), digest
+
+
+# The transcript: every message of a run, for replay and audit.
+
+SELF = "self"  # the silo's name in a transcript that `of_ledger` made
+
+
+class Exchange(msgspec.Struct, frozen=True):
+    """One round: each silo's request and reply."""
+
+    requests: dict[str, bytes]
+    replies: dict[str, bytes]
+
+
+@dataclass
+class Transcript:
+    """Every message of a run, in order. A run can be replayed from it.
+
+    Parameters
+    ----------
+    session
+        The session's name.
+    exchanges
+        Requests and replies, round by round.
+
+    Examples
+    --------
+    >>> transcript = result.run.transcript
+    >>> ft.Transcript.decode(transcript.encode()).digest() == transcript.digest()
+    True
+    """
+
+    session: bytes
+    exchanges: list[Exchange] = field(default_factory=list)
+
+    def encode(self) -> bytes:
+        """Return the one byte string of a transcript."""
+        return msgspec.msgpack.encode((self.session, self.exchanges), order="deterministic")
+
+    @classmethod
+    def decode(cls, data: bytes) -> Transcript:
+        """Return the transcript, or raise `DecodeError`."""
+        try:
+            session, exchanges = msgspec.msgpack.decode(data, type=tuple[bytes, list[Exchange]])
+        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+            raise DecodeError("not a transcript") from None
+        transcript = cls(session, exchanges)
+        if transcript.encode() != data:
+            raise DecodeError("not a transcript in its canonical form")
+        return transcript
+
+    def save(self, path: str | Path) -> None:
+        """Write the transcript to one msgpack file."""
+        Path(path).write_bytes(self.encode())
+
+    def digest(self) -> str:
+        """Return the SHA-256 of the saved file, in hexadecimal."""
+        return hashlib.sha256(self.encode()).hexdigest()
+
+    @classmethod
+    def load(cls, path: str | Path) -> Transcript:
+        """Read a saved transcript."""
+        try:
+            return cls.decode(Path(path).read_bytes())
+        except DecodeError as error:
+            raise DecodeError(f"{path}: {error}") from None
+
+
+def of_ledger(lines: Sequence[LedgerLine], session: str = "") -> Transcript:
+    """Return one silo's requests and replies in one session, from its ledger; the last session by default."""
+    answered = [line for line in lines if line["decision"] == "answered"]
+    wanted = session or (answered[-1]["session"] if answered else "")
+    exchanges = [
+        Exchange({SELF: base64.b64decode(line["asked"])}, {SELF: base64.b64decode(line["replied"])})
+        for line in answered
+        if line["session"] == wanted
+    ]
+    if not exchanges:
+        raise InputError("session: the ledger has no answer in it")
+    return Transcript(bytes.fromhex(wanted), exchanges)
+
+
+# A silo's account of each study, from its ledger: what was asked, answered and refused, and what it spent.
+#
+# The ledger interleaves the lines of studies that run at the same time. Each line has the running totals of
+# its session; the numbers and bits of one answer are the difference from the line before.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """One answer that left the silo, with its own numbers and bits."""
+
+    line: LedgerLine
+    plan: str
+    words: str  # the query, as `preview` explains it
+    numbers: int
+    bits: int
+
+
+@dataclass
+class AnsweredKind:
+    """All answers of one kind in a study."""
+
+    words: str
+    phase: str
+    times: int = 0
+    numbers: int = 0
+    bits: int = 0
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """One request that was refused; the server learns neither the policy's ``key`` nor ``advice``."""
+
+    time: str
+    reason: str
+    key: str
+    advice: str = ""  # the columns behind the refusal, and what to do
+
+
+@dataclass
+class StudyAccount:
+    """One study at a silo."""
+
+    plan: str
+    first: str
+    last: str = ""
+    kinds: dict[tuple[str, str], AnsweredKind] = field(default_factory=dict)
+    refusals: list[Refusal] = field(default_factory=list)
+    repeated: int = 0  # repeated requests, which got the recorded answer
+    closed: bool = False
+
+    @property
+    def numbers(self) -> int:
+        return sum(kind.numbers for kind in self.kinds.values())
+
+    @property
+    def bits(self) -> int:
+        return sum(kind.bits for kind in self.kinds.values())
+
+    @property
+    def answers(self) -> int:
+        return sum(kind.times for kind in self.kinds.values())
+
+
+def studies(lines: Iterable[LedgerLine]) -> list[StudyAccount]:
+    """Return the account of every study in a ledger, the first one first."""
+    accounts: dict[str, StudyAccount] = {}
+    for line, answer, plan in walk(lines):
+        account = accounts.setdefault(plan, StudyAccount(plan, line["time"]))
+        account.last = line["time"]
+        if answer is not None:
+            key = (answer.words, line["phase"])
+            kind = account.kinds.setdefault(key, AnsweredKind(*key))
+            kind.times += 1
+            kind.numbers += answer.numbers
+            kind.bits += answer.bits
+        elif line["decision"] == "refused":
+            advice = line.get("explanation", "")
+            account.refusals.append(Refusal(line["time"], line["reason"], line["key"], advice))
+        elif line["decision"] == "repeated":
+            account.repeated += 1
+        elif line["request"] == "compare":
+            account.closed = True
+    return list(accounts.values())
+
+
+def walk(lines: Iterable[LedgerLine]) -> Iterator[tuple[LedgerLine, Answer | None, str]]:
+    """Yield each line with its answer, None if it has none, and its plan."""
+    totals: dict[str, tuple[int, int]] = {}  # numbers and bits by session
+    plans: dict[str, str] = {}  # by session
+    for line in lines:
+        session = line["session"]
+        plan = line.get("plan") or plans.get(session) or _opened_plan(line)
+        plans.setdefault(session, plan)
+        if line["decision"] != "answered" or not line["query"]:
+            yield line, None, plan
+            continue
+        numbers, bits = totals.get(session, (0, 0))
+        totals[session] = (line["functionals"], line["bits"])
+        words = line.get("explanation") or line["query"]
+        yield (
+            line,
+            Answer(
+                line=line,
+                plan=plan,
+                words=words,
+                numbers=line["functionals"] - numbers,
+                bits=line["bits"] - bits,
+            ),
+            plan,
+        )
+
+
+def _opened_plan(line: LedgerLine) -> str:
+    """Return the plan that the first request of a session names, for ledgers of earlier versions."""
+    try:
+        request = messages.decode_request(base64.b64decode(line["asked"]))
+    except (DecodeError, ValueError):
+        return ""
+    return request.plan.hex() if isinstance(request, Open) else ""

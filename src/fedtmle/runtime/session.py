@@ -16,7 +16,6 @@ from typing import Any, Protocol
 import msgspec
 
 from fedtmle.errors import FedTMLEError, InputError, JournalError, ProtocolError, RefusedError
-from fedtmle.lowered import LoweredLimit
 from fedtmle.model.exact import Sums
 from fedtmle.protocol import messages
 from fedtmle.protocol.codes import AbstractCode, Bits, Uplink, encode
@@ -30,6 +29,7 @@ from fedtmle.protocol.messages import (
     Compare,
     Compared,
     Counted,
+    LoweredLimit,
     Open,
     Opened,
     Payload,
@@ -42,9 +42,8 @@ from fedtmle.protocol.plan import Follower, Paths, Plan
 from fedtmle.protocol.policy import checked_limit
 from fedtmle.protocol.query import Phase, Query
 from fedtmle.runtime.journal import Journal
-from fedtmle.runtime.masked_link import count_rows
-from fedtmle.runtime.silo import Silo
-from fedtmle.runtime.transcript import Exchange, Transcript
+from fedtmle.runtime.ledger import Exchange, Transcript
+from fedtmle.runtime.silo import Silo, count_rows
 
 Shares = Mapping[Phase, int]  # the bits of one payload by phase
 
@@ -244,7 +243,7 @@ class Session:
         try:
             return self._run(n, sizes, requests)
         except FedTMLEError as error:
-            from fedtmle.runtime.reached import how_far
+            from fedtmle.runtime.result import how_far
 
             if self._may_use:
                 error.reached = how_far(self._targeted, [bits.phase for bits in self._account.by_round])

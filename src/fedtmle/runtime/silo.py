@@ -9,15 +9,22 @@ refusal by policy, or a reply that could not be computed, ends the silo's part.
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable
+import secrets
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from typing import TypeVar
 
 import msgspec
 
 from fedtmle.errors import CheckFailedError, DataError, DecodeError, InputError, JournalError
+from fedtmle.model.budget import Below, discrete_gaussian
+from fedtmle.model.exact import Sums
 from fedtmle.model.types import IntArray
 from fedtmle.protocol import messages
+from fedtmle.protocol.codes import BitReader, Bits, BitWriter, Integers
 from fedtmle.protocol.guard import Guard, RefusalError, declined
+from fedtmle.protocol.masked import Groups, MaskedForm
+from fedtmle.protocol.masks import COUNT, Masked, Masker, MaskKey, Packing
 from fedtmle.protocol.messages import (
     EXHAUSTED,
     Answered,
@@ -34,18 +41,133 @@ from fedtmle.protocol.messages import (
     Payload,
     Reason,
     Refused,
+    SignedAnswer,
     State,
     transition,
 )
 from fedtmle.protocol.outcome import Personalised
 from fedtmle.protocol.plan import Follower, Plan
-from fedtmle.protocol.query import Local, Query, Retirement
-from fedtmle.runtime.keeper import Keeper
-from fedtmle.runtime.masked_link import MaskedLink, count_rows
-from fedtmle.runtime.noise import with_noise
-from fedtmle.runtime.records import Position, Records
+from fedtmle.protocol.query import AbstractQuery, Answer, Local, Pooled, Query, Retirement
+from fedtmle.runtime.records import Keeper, Position, Records
 from fedtmle.runtime.rows import LocalOutcome, LocalRows, fingerprint, local_outcome
-from fedtmle.runtime.signing import SigningKey, closing_statement, is_signed
+from fedtmle.runtime.signing import SigningKey, answer_statement, closing_statement, is_signed
+
+# A silo's share of noise, drawn from the operating system's randomness, never from a seed in a plan.
+#
+# A silo records its reply before it sends it, and a repeated request gets the recorded bytes. So the noise of
+# a round is drawn once for everyone who ever sees it. A reply that was lost before it was recorded was never
+# sent, and its draw is forgotten.
+
+
+def with_noise(
+    query: AbstractQuery[Answer, Pooled], answer: Answer, below: Below = secrets.randbelow
+) -> Answer:
+    """Return the answer with this silo's share of the noise that the query asks for, if it asks for any."""
+    variance = query.noise
+    if variance is None:
+        return answer
+    if not isinstance(answer, Sums):
+        raise TypeError("noise is added to sums")
+    units = tuple(unit + discrete_gaussian(variance, below) for unit in answer.units)
+    return Sums(units, answer.shifts)  # type: ignore[return-value]  # it is the query's kind of answer
+
+
+# The two ends of a masked session: a silo masks, signs and checks; the server adds up.
+#
+# A silo cannot verify a pooled number by itself, and so would have to take the server's word for it. Where
+# the roster has signing keys, each silo signs what it sends, the next request relays what all silos sent, and
+# every silo adds it up again.
+
+Broadcast = TypeVar("Broadcast", Bits, int)
+
+
+def count_rows(payloads: Mapping[str, Bits]) -> int:
+    """Return n from the masked numbers of rows of all silos, or raise `DecodeError`."""
+    counts = []
+    for bits in payloads.values():
+        reader = BitReader(bits)
+        counts.append(COUNT.read(reader))
+        reader.finish()
+    return COUNT.totals(counts)[0]
+
+
+class MaskedLink:
+    """A silo's end; ``position`` says where the silo stands in its session."""
+
+    def __init__(
+        self, plan: Plan, name: str, position: Position, *, mask_key: MaskKey, key: SigningKey | None
+    ) -> None:
+        self._plan = plan
+        self._name = name
+        self._position = position
+        self._mask_key = mask_key
+        self._key = key if plan.relays else None
+        self._masker: tuple[bytes, Masker] | None = None  # a session's name, and its masker
+
+    def counted(self, n_rows: int) -> Counted:
+        """Return the reply to `Open`: the number of rows."""
+        out = BitWriter()
+        COUNT.write(self._masked(COUNT, (n_rows,)), out)
+        bits = out.finish()
+        return Counted(Payload(bits.length, bits.data), self._signed(bits))
+
+    def answered(self, form: MaskedForm, answer: object, n_rows: int) -> Answered:
+        """Return the reply with an answer."""
+        bits = form.write(answer, n_rows, self._masked)
+        return Answered(self._position.round, Payload(bits.length, bits.data), self._signed(bits))
+
+    def addends(self, form: MaskedForm, sent: Bits) -> Integers:
+        """Return what this silo added to the totals in the round that it has reached, from what it sent."""
+        zeros = (0,) * len(form.packing.lanes)
+        mask = self._masked(form.packing, zeros, form.groups)
+        return form.packing.totals([form.read(sent)[0], form.packing.negative(mask)])
+
+    def _masked(self, packing: Packing, values: Integers, groups: Groups = ()) -> Masked:
+        """Return the integers under masks; they cancel in the total over this silo's group."""
+        position, plan = self._position, self._plan
+        if self._masker is None or self._masker[0] != position.session:
+            keys = [(member.name, member.mask_key) for member in plan.roster]
+            masker = Masker(self._mask_key, keys, self._name, plan=plan.digest, session=position.session)
+            self._masker = position.session, masker
+        return self._masker[1].mask(
+            packing,
+            values,
+            n=position.n,
+            round=position.round,
+            heard=position.heard.digest(),
+            among=next((group for group in groups if self._name in group), ()),
+        )
+
+    def _signed(self, bits: Bits) -> bytes:
+        return b"" if self._key is None else self._key.sign(self._statement(self._name, bits))
+
+    def _statement(self, silo: str, bits: Bits) -> bytes:
+        position = self._position
+        heard = position.heard.digest()
+        return answer_statement(self._plan, position.session, silo, position.round, heard, bits)
+
+    def check(
+        self,
+        relayed: tuple[SignedAnswer, ...],
+        pool: Callable[[Mapping[str, Bits]], Broadcast],
+        broadcast: Broadcast,
+    ) -> None:
+        """Check that every silo signed its relayed answer, and that the answers add up to the broadcast.
+
+        Call it before the broadcast is processed, while the digest of all earlier broadcasts is still the one
+        that the silos signed.
+        """
+        roster = self._plan.roster
+        if not self._plan.relays:
+            return
+        if len(relayed) != len(roster):
+            raise RefusalError(Reason.RELAY, "relay")
+        sent = {member.name: answer.payload.bits() for member, answer in zip(roster, relayed, strict=True)}
+        for member, answer in zip(roster, relayed, strict=True):
+            if not is_signed(self._statement(member.name, sent[member.name]), answer.signature, member.key):
+                raise RefusalError(Reason.RELAY, "relay")
+        if pool(sent) != broadcast:
+            raise RefusalError(Reason.RELAY, "relay")
 
 
 def check_standing(plan: Plan, silo: str, keeper: Keeper, today: datetime.date) -> None:

@@ -22,9 +22,9 @@ from fedtmle.privacy.audit import Attacker
 from fedtmle.programs.study import Study
 from fedtmle.protocol.plan import Plan
 from fedtmle.protocol.policy import lowered_limit
-from fedtmle.runtime import accounts
-from fedtmle.runtime.approvals import Decision
+from fedtmle.runtime import ledger
 from fedtmle.runtime.ledger import read
+from fedtmle.runtime.signing import Decision
 from fedtmle.studies.home import Home
 from fedtmle.studies.memory import OwnersBudget, spent_bits
 from fedtmle.studies.preview import Preview, preview
@@ -170,7 +170,7 @@ class Decided:
 def decided(home: Home) -> list[Decided]:
     """Return every decision of a silo's owner, oldest first."""
     made, current = home.approvals.decisions(), home.approvals.current()
-    lines = accounts.walk(read(home.ledger_path)) if home.has_past else ()
+    lines = ledger.walk(read(home.ledger_path)) if home.has_past else ()
     left = [(plan, line["time"]) for line, answer, plan in lines if answer is not None]
     return [
         Decided(
@@ -218,8 +218,8 @@ def _roster(plan: Plan, home: Home) -> tuple[ShownMember, ...]:
     return tuple(shown)
 
 
-def _accounts(home: Home) -> list[accounts.StudyAccount]:
-    return accounts.studies(read(home.ledger_path)) if home.has_past else []
+def _accounts(home: Home) -> list[ledger.StudyAccount]:
+    return ledger.studies(read(home.ledger_path)) if home.has_past else []
 
 
 def _audit(

@@ -9,8 +9,8 @@ from fedtmle.algorithms.coded import Coded
 from fedtmle.errors import InputError
 from fedtmle.programs.flow import study_details
 from fedtmle.protocol.plan import Plan
-from fedtmle.results.certainty import reporting_progress
 from fedtmle.results.document import document
+from fedtmle.results.inference import reporting_progress
 from fedtmle.results.result import StudyResult
 from fedtmle.runtime.session import Federation, Progress, Session
 from fedtmle.solver import CompletedRun

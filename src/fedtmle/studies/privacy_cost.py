@@ -15,18 +15,17 @@ from typing import final
 import numpy as np
 
 from fedtmle.data import Column, Kind, load_all
+from fedtmle.defects import expect_integer, expect_number
 from fedtmle.errors import InputError
 from fedtmle.initial.glm import Supplied
-from fedtmle.model.arguments import expect_integer, expect_number
 from fedtmle.model.budget import Privacy
 from fedtmle.model.exact import Sums
 from fedtmle.model.table import Table
 from fedtmle.model.types import Array
 from fedtmle.programs.flow import StudyDetails, StudyProgram
-from fedtmle.programs.noisy import study_design
-from fedtmle.programs.noisy_closing import PrivacyAccount
+from fedtmle.programs.noisy import PrivacyAccount, study_design
 from fedtmle.programs.study import Study
-from fedtmle.protocol.noisy import NoisySums
+from fedtmle.protocol.sums import NoisySums
 from fedtmle.runtime.rows import LocalRows
 from fedtmle.studyfile.schema import schema_of
 

@@ -20,8 +20,8 @@ from fedtmle.protocol.masks import MaskKey
 from fedtmle.protocol.policy import UNGUARDED
 from fedtmle.protocol.query import AnsweredQuery, ClosingTerms, Phase
 from fedtmle.protocol.sums import SumsQuery
-from fedtmle.runtime.replay import Replayed, rehearse, replay
-from fedtmle.runtime.transcript import Transcript
+from fedtmle.runtime.certificate import Replayed, rehearse, replay
+from fedtmle.runtime.ledger import Transcript
 from fedtmle.studies.home import Home, policy_of, session_policy, silo_file
 from fedtmle.studyfile.file import StudyFile, file_plan
 from fedtmle.studyfile.schema import in_memory, schema_of

@@ -8,20 +8,19 @@ from dataclasses import replace
 import numpy as np
 
 from fedtmle.data import SiloFile, load_all
+from fedtmle.defects import expect
 from fedtmle.errors import InputError
-from fedtmle.model.arguments import expect
 from fedtmle.model.table import SILO, AnyTable, Factor, Table
 from fedtmle.programs.study import Study
 from fedtmle.protocol.clusters import ClustersQuery
 from fedtmle.protocol.plan import Plan
 from fedtmle.protocol.policy import Policy
-from fedtmle.results.certainty import reporting_progress
+from fedtmle.results.inference import reporting_progress
 from fedtmle.results.result import StudyResult
-from fedtmle.runtime.keeper import Keeper
+from fedtmle.runtime.records import Keeper
 from fedtmle.runtime.session import Progress
 from fedtmle.solver import check_silos, run_in_process
-from fedtmle.studies.conformance import examine_target
-from fedtmle.studies.home import disclosure_limit, released, session_policy, silo_file
+from fedtmle.studies.home import disclosure_limit, examine_target, released, session_policy, silo_file
 from fedtmle.studies.over import check_release, conclude
 from fedtmle.studyfile.file import study_plan
 from fedtmle.studyfile.schema import check_follow_up, check_streams, in_memory, schema_of

@@ -25,16 +25,16 @@ from fedtmle.data import (
     load,
     read_silo_file,
 )
+from fedtmle.data.convert import fitting_units, is_at_edge
 from fedtmle.data.drivers import WriteAccessWarning
-from fedtmle.data.hints import fitting_units, is_at_edge
 from fedtmle.defects import Defect, Lines, near
 from fedtmle.errors import DataError, FedTMLEError, InputError, RefusedError
 from fedtmle.model.table import AnyTable, StreamedTable, Table
 from fedtmle.programs.study import Study
 from fedtmle.protocol.looks import LookGroups
 from fedtmle.studies.home import policy_of, session_policy
-from fedtmle.studies.obstacles import obstacles
 from fedtmle.studies.preflight import differing_silos
+from fedtmle.studies.preview import obstacles
 from fedtmle.studies.run import run
 from fedtmle.studyfile.file import StudyFile, StudyFileErrors, read_study, study_here
 from fedtmle.studyfile.schema import check_follow_up, check_streaming, schema_of

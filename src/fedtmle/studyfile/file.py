@@ -17,9 +17,7 @@ from fedtmle.algorithms.coded import Coded
 from fedtmle.defects import Defect, Lines, Place, Toml, near
 from fedtmle.errors import InputError
 from fedtmle.initial.glm import GLM, Supplied
-from fedtmle.initial.pilot import Pilot
-from fedtmle.initial.superlearner import formulas, pilots, used_columns
-from fedtmle.initial.trees import GradientBoostedTrees
+from fedtmle.initial.superlearner import GradientBoostedTrees, Pilot, formulas, pilots, used_columns
 from fedtmle.initial.variables import Variables, read_variable
 from fedtmle.model.table import SILO
 from fedtmle.programs.flow import StudyProgram
@@ -29,8 +27,7 @@ from fedtmle.protocol.plan import FEWEST_MASKED, Member, Plan
 from fedtmle.studyfile import keys
 from fedtmle.studyfile.keys import FAMILIES
 from fedtmle.studyfile.sample import fit_on_sample
-from fedtmle.studyfile.toml import DEEPEST, Arguments, Sections, too_deep
-from fedtmle.studyfile.values import SectionKind
+from fedtmle.studyfile.toml import DEEPEST, Arguments, SectionKind, Sections, too_deep
 from fedtmle.targets.effects.estimands import ATE, AbstractEffect, OutcomeMean
 from fedtmle.targets.regimes.estimands import AbstractRegimeEffect
 from fedtmle.targets.regimes.timeline import LAG

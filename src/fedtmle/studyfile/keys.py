@@ -8,11 +8,9 @@ from functools import partial
 from types import NoneType, UnionType
 from typing import Literal, Union, get_args, get_origin, get_type_hints
 
-from fedtmle.algorithms.adaptive import Adaptive
 from fedtmle.algorithms.coded import Coded
-from fedtmle.algorithms.gradient import Central, Exact, Gradient
-from fedtmle.algorithms.local import LocalAverage, Personalized
-from fedtmle.algorithms.one_step import OneStep
+from fedtmle.algorithms.gradient import Central, Exact, Gradient, OneStep
+from fedtmle.algorithms.local import Adaptive, LocalAverage, Personalized
 from fedtmle.algorithms.optimizers import (
     Backtracking,
     GradientDescent,
@@ -23,14 +21,12 @@ from fedtmle.algorithms.optimizers import (
 from fedtmle.defects import Toml
 from fedtmle.errors import InputError
 from fedtmle.initial.glm import GLM, Supplied
-from fedtmle.initial.pilot import Pilot
-from fedtmle.initial.superlearner import PerSilo, SuperLearner
-from fedtmle.initial.trees import GradientBoostedTrees
+from fedtmle.initial.superlearner import GradientBoostedTrees, PerSilo, Pilot, SuperLearner
 from fedtmle.model.budget import Privacy
 from fedtmle.model.fit import FirstOrderFits, NewtonFits
 from fedtmle.programs.study import NuisanceModel
 from fedtmle.protocol.coded import Certified, Estimated
-from fedtmle.studyfile.values import (
+from fedtmle.studyfile.toml import (
     BOUNDS,
     COUNT,
     INTEGER,
@@ -65,9 +61,8 @@ from fedtmle.studyfile.values import (
 from fedtmle.targets.effects import estimands
 from fedtmle.targets.effects.components import AbstractRegime, Static, Stochastic, Threshold
 from fedtmle.targets.effects.estimands import AbstractEffect
-from fedtmle.targets.installed import installed_target
-from fedtmle.targets.regimes.estimands import REGIME_ESTIMANDS, AbstractRegimeEffect
-from fedtmle.targets.regimes.rules import Onset, Planned, Shift
+from fedtmle.targets.regimes.estimands import REGIME_ESTIMANDS, AbstractRegimeEffect, Onset, Planned, Shift
+from fedtmle.targets.residuals import installed_target
 from fedtmle.targets.time.estimands import TIME_ESTIMANDS
 
 RULES = {
@@ -124,7 +119,7 @@ def target_kinds(named: object = None) -> dict[str, SectionKind[AbstractEffect]]
     """Return the kinds of [target], one for each registered estimand.
 
     If ``named`` is not registered, the target of that name from an installed distribution is added
-    (`targets.installed`).
+    (`targets.residuals`).
     """
     known: dict[str, type[AbstractEffect]] = {
         estimand.__name__: estimand for estimand in (*estimands.ESTIMANDS, *TIME_ESTIMANDS, *REGIME_ESTIMANDS)

@@ -7,9 +7,7 @@ from dataclasses import replace
 from fedtmle.data import DataErrors, Schema, load
 from fedtmle.errors import InputError
 from fedtmle.initial.glm import GLM
-from fedtmle.initial.pilot import Pilot
-from fedtmle.initial.superlearner import formulas
-from fedtmle.initial.trees import GradientBoostedTrees
+from fedtmle.initial.superlearner import GradientBoostedTrees, Pilot, formulas
 from fedtmle.initial.variables import Variables
 from fedtmle.programs.nuisance import effect_columns, regressions
 from fedtmle.programs.study import Study

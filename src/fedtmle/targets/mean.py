@@ -17,7 +17,6 @@ import numpy as np
 
 from fedtmle.errors import DataError, InputError, NumericalError
 from fedtmle.model.exact import Sums
-from fedtmle.model.families import Family
 from fedtmle.model.problem import (
     AbstractProblem,
     ConvergenceBounds,
@@ -28,7 +27,7 @@ from fedtmle.model.problem import (
     second_moments,
 )
 from fedtmle.model.submodel import GeneralisedLinear, NoNormaliser
-from fedtmle.model.types import Array, RowBound, exponent
+from fedtmle.model.types import Array, Family, RowBound, exponent
 
 
 @final

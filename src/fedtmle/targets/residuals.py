@@ -1,4 +1,6 @@
-"""Means with several residuals per record: the problem of targets such as a ratio of two effects.
+"""Targets that other packages bring: two problems that they can be made of, and how they are found.
+
+`ResidualProblem` has means with several residuals per record, for a target such as a ratio of two effects.
 
 Residual b is a response y_b on the unit scale of its bounds, width_b = high_b - low_b, and a regression Q_b.
 Component r belongs to one residual, and has a weight H_r and a plug-in mean m_r, which is Q_b somewhere:
@@ -17,27 +19,36 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import reduce
+from importlib.metadata import EntryPoint, entry_points
 from operator import add
-from typing import final
+from typing import Any, Generic, final
 
 import numpy as np
 
-from fedtmle.errors import NumericalError
+from fedtmle.errors import InputError, NumericalError
 from fedtmle.model import kernels
-from fedtmle.model.blocks import Blocks
 from fedtmle.model.exact import Sums, column_shifts, zero_sums
-from fedtmle.model.families import Family
 from fedtmle.model.kernels import column_sums
 from fedtmle.model.problem import (
     AbstractProblem,
+    ConvergenceBounds,
     Estimate,
+    Law,
     mean_and_covariance,
     second_moment_shifts,
     second_moments,
 )
-from fedtmle.model.submodel import AbstractSubmodel, GeneralisedLinear, NoNormaliser, StreamedLinear
+from fedtmle.model.submodel import (
+    AbstractNormaliser,
+    AbstractSubmodel,
+    GeneralisedLinear,
+    NoNormaliser,
+    StreamedLinear,
+)
+from fedtmle.model.submodels import Blocks
 from fedtmle.model.table import AnyTable, PerTable, StreamedTable, Table
-from fedtmle.model.types import Array, RowBound, exponent
+from fedtmle.model.types import Array, Family, RowBound, exponent
+from fedtmle.targets.effects.estimands import AbstractEffect
 
 LINK_REACH = 64.0  # a predicted logit moved further than this is a runaway fluctuation, not a fit
 
@@ -251,3 +262,136 @@ class ResidualProblem(AbstractProblem[ResidualLaw, AnyTable]):
         """Return the exponents of the columns u and m."""
         widths = self.widths.tolist()
         return [exponent(w * (self.ceiling + 1.0)) for w in widths], [exponent(w) for w in widths]
+
+
+# A problem of plain arrays, such as a mean or a density's functional, on columns of a study's table.
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class OnColumns(AbstractProblem[Law, AnyTable], Generic[Law]):
+    """``problem``, which reads an array of shape (N,) or (N, q), on these numeric columns of a table."""
+
+    problem: AbstractProblem[Law, Any]
+    columns: tuple[str, ...]
+    _rows: PerTable[Any] = field(init=False, default_factory=PerTable, compare=False, repr=False)
+
+    def rows(self, table: AnyTable) -> Any:
+        """Return the rows as the problem reads them; they are read once for a table."""
+        if isinstance(table, StreamedTable):
+            raise InputError("this target needs all rows at once; leave out stream in the silo file")
+        return self._rows.of(table, self._read)
+
+    def _read(self, table: Table) -> Any:
+        values = np.stack([table.numeric[name] for name in self.columns], axis=1)
+        return self.problem.read(values if len(self.columns) > 1 else values[:, 0])
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self.problem.names
+
+    def read(self, rows: object) -> AnyTable:
+        if not isinstance(rows, Table | StreamedTable):
+            raise TypeError("this problem reads tables that the data layer made")
+        self.rows(rows)
+        return rows
+
+    def count(self, rows: AnyTable) -> int:
+        return rows.n_rows
+
+    def submodel(self, law: Law, rows: AnyTable) -> AbstractSubmodel:
+        return self.problem.submodel(law, self.rows(rows))
+
+    def normaliser(self, law: Law) -> AbstractNormaliser:
+        return self.problem.normaliser(law)
+
+    def row_bound(self, law: Law) -> RowBound:
+        return self.problem.row_bound(law)
+
+    def losses(self, law: Law, rows: AnyTable) -> Array:
+        return self.problem.losses(law, self.rows(rows))
+
+    def eif(self, law: Law, rows: AnyTable, psi: Array) -> Array:
+        return self.problem.eif(law, self.rows(rows), psi)
+
+    def moments(self, law: Law, rows: AnyTable) -> Sums:
+        return self.problem.moments(law, self.rows(rows))
+
+    def moment_shifts(self, law: Law) -> tuple[int, ...]:
+        return self.problem.moment_shifts(law)
+
+    def finish(self, law: Law, pooled: Sums, n: int) -> Estimate:
+        return self.problem.finish(law, pooled, n)
+
+    def move(self, law: Law, eps: Array) -> Law:
+        return self.problem.move(law, eps)
+
+    def admits(self, law: Law, eps: Array) -> bool:
+        return self.problem.admits(law, eps)
+
+    def path(self, law: Law) -> tuple[tuple[float, ...], ...]:
+        return self.problem.path(law)
+
+    def convergence_bounds(self, law: Law) -> ConvergenceBounds | None:
+        return self.problem.convergence_bounds(law)
+
+    def envelope(self, law: Law) -> float | None:
+        return self.problem.envelope(law)
+
+    def displacement(self, law: Law) -> Array | None:
+        return self.problem.displacement(law)
+
+    def curvature(self, law: Law) -> Array | None:
+        return self.problem.curvature(law)
+
+    def accuracy(self, law: Law) -> float:
+        return self.problem.accuracy(law)
+
+    def accuracy_at(self, law: Law, eps: Array) -> float:
+        return self.problem.accuracy_at(law, eps)
+
+    @property
+    def curvature_is_fixed(self) -> bool:
+        return self.problem.curvature_is_fixed
+
+
+# Targets that installed distributions bring, by the entry point group ``fedtmle.targets``.
+#
+#     [project.entry-points."fedtmle.targets"]
+#     LATE = "fedtmle_late:LATE"
+#
+# The name is the kind of the study file's [target] and the name of the class. Entry points are read only when
+# a study names a kind that this package does not have, because reading them takes about 30 ms.
+
+GROUP = "fedtmle.targets"
+
+
+def installed_targets() -> tuple[str, ...]:
+    """Return the names of the targets that installed distributions bring; none is imported."""
+    return tuple(sorted({point.name for point in entry_points(group=GROUP)}))
+
+
+def installed_target(name: str) -> type[AbstractEffect] | None:
+    """Return the target that an installed distribution brings as ``name``, or None; import its module."""
+    points = sorted(entry_points(group=GROUP, name=name), key=_distribution)
+    if not points:
+        return None
+    if len({_distribution(point) for point in points}) > 1:
+        both = " and ".join(map(_distribution, points))
+        raise InputError(f"kind: {both} both bring a target '{name}'; uninstall one of them")
+    source = _distribution(points[0])
+    try:
+        target = points[0].load()
+    except Exception as error:  # whatever the module of another distribution raises
+        reason = f"{type(error).__name__}: {error}"
+        raise InputError(f"kind: '{name}' of {source} cannot be imported ({reason})") from None
+    if not (isinstance(target, type) and issubclass(target, AbstractEffect) and target.__name__ == name):
+        raise InputError(
+            f"kind: {source} declares '{name}', and {points[0].value} is no target of that "
+            "name; expected a subclass of AbstractEffect"
+        )
+    return target
+
+
+def _distribution(point: EntryPoint) -> str:
+    return "an unknown distribution" if point.dist is None else point.dist.name

@@ -1,12 +1,321 @@
-"""What an owner approves, as 80 columns of text. A study's own words never start a line of their own."""
+"""What a silo's owner reads, as 80 columns of text: previews, audits, accounts, and what there is to approve.
+
+A study's own words never start a line of their own.
+"""
 
 from __future__ import annotations
 
-from fedtmle.layout import aligned, wrapped
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+from fedtmle.layout import Document, aligned, bits, phase_name, wrapped
 from fedtmle.protocol.policy import lowered_limit
+from fedtmle.runtime.ledger import StudyAccount
 from fedtmle.studies.approval import MOST_BITS, Approval, Decided, worst_findings
-from fedtmle.text.preview import lowered, verdict
-from fedtmle.text.risk import sentence
+from fedtmle.studies.preview import MessageKind, Preview
+from fedtmle.studies.risk import EDGES
+
+# A preview as 80 columns of text: what a silo would send, its limits, and whether its policy allows it.
+
+EXPLAINED = {
+    "gradient": "A gradient has one number for each term of a model: the mean over your rows of the term "
+    "times the prediction's error. It says in which direction the model should move to fit better.",
+    "curvature": "A curvature has one number for each pair of a model's terms: a weighted mean over your "
+    "rows of the product of the two. It says how far the model should move.",
+}
+
+
+def render_preview(view: Preview) -> str:
+    """Return the whole preview."""
+    lines = [
+        *wrapped(f"What silo '{view.silo}' would send in plan {view.plan[:16]}, one of {view.silos} silos."),
+        "",
+        *wrapped(
+            f"Rehearsed on your {view.n_rows:,} rows alone. With the other silos the numbers and "
+            "the number of rounds differ; the kinds of message are the same. Nothing has been sent."
+        ),
+        "",
+    ]
+    for each in view.brought:
+        lines += wrapped(f"It runs code of another distribution here: {each}.")
+    lines += [""] if view.brought else []
+    for kind in view.kinds:
+        parts = message_parts(kind)
+        named = parts[0] if len(parts) == 1 else f"a message of {len(parts)} parts"
+        lines += wrapped(f"{named} ({phase_name(kind.phase)})", first="* ", indent="  ")
+        for part in parts if len(parts) > 1 else ():
+            lines += wrapped(part, first="  - ", indent="    ")
+        lines += [f"    {sent_size(kind)}; the first begins", f"    {kind.example}"]
+    for meaning in explained(view):
+        lines += ["", *wrapped(meaning)]
+    lines += ["", "Your limits:"]
+    lines += aligned(
+        [(limit.name, limit.text, "ok" if limit.is_met else "NOT MET") for limit in view.limits], indent="  "
+    )
+    lines += lowered(view.lowered)
+    lines += ["", *preview_verdict(view)]
+    for obstacle in view.obstacles:
+        lines += wrapped(obstacle, first="* ", indent="  ")
+    return "\n".join(lines)
+
+
+def lowered(limits: Sequence[str]) -> list[str]:
+    """Return the limits that are laxer than the package's own, with the owner's reasons."""
+    if not limits:
+        return []
+    lines = [
+        "",
+        *wrapped("LOWERED: your policy is laxer than the package's own limits. All parties see why:"),
+    ]
+    for limit in limits:
+        lines += wrapped(limit, first="  * ", indent="    ")
+    return lines
+
+
+def message_parts(kind: MessageKind) -> list[str]:
+    """Return what a message holds, each once."""
+    return list(dict.fromkeys(kind.explanation.split("; ")))
+
+
+def explained(view: Preview) -> list[str]:
+    """Return explanations of the technical words in the messages."""
+    return [
+        meaning for word, meaning in EXPLAINED.items() if any(word in kind.explanation for kind in view.kinds)
+    ]
+
+
+def sent_size(kind: MessageKind) -> str:
+    """Return how often a message is sent, and how large all of them are."""
+    return f"{kind.times} time{'s'[: kind.times != 1]}, {kind.numbers:,} numbers, {bits(kind.bits)}"
+
+
+def preview_verdict(view: Preview) -> list[str]:
+    """Return whether the policy would allow the study."""
+    if view.refused_by:
+        return wrapped(f"{refusal(view)} The server would learn only this reason: {view.reason}.")
+    if view.stopped:
+        return wrapped(
+            f"The rehearsal on your rows alone stopped: {view.stopped}. With other silos it may continue."
+        )
+    if view.judges_together:
+        return wrapped(
+            "Your policy would allow every one of these messages as far as your own rows show. Sums are "
+            "masked: the silos judge those of the study's models together during the run (min_pooled), and "
+            "your silo may refuse one then."
+        )
+    return wrapped(
+        "Your policy would allow every one of these messages. The real run also depends on the other silos, "
+        "so its questions may differ: your silo decides on each request anew, and may still refuse one."
+    )
+
+
+def refusal(view: Preview) -> str:
+    """Return the limit by which the silo would refuse a study, and how much would have left before."""
+    key = view.refused_by.removeprefix("memory: ")
+    by = f"because of an earlier study (limit {key})" if key != view.refused_by else f"by its key {key}"
+    before = (
+        f"Before the refusal: {view.numbers_sent:,} numbers." if view.numbers_sent else "Nothing would leave."
+    )
+    return f"Your policy would refuse this study here, {by}. {before}"
+
+
+# A disclosure audit as 80 columns of text: what stays unknown of each column, and a verdict in words.
+
+BAR_WIDTH = 36
+ATTACKERS = {
+    "others": "knows every other record, and all columns of this one but the attacked one",
+    "design": "knows all columns but the attacked one, and that one's range",
+    "nothing": "knows only how such records are distributed",
+}
+
+
+def render_risk(document: Document) -> str:
+    """Return the whole report; ``document`` is `Risk.to_dict`."""
+    lines = [
+        f"Disclosure audit of silo '{document['silo']}'",
+        *wrapped(document["question"]),
+        "",
+        *wrapped(_queries(document)),
+        *(wrapped(_not_covered(document)) if document["not_covered"] else []),
+        "",
+        *_attackers(document),
+    ]
+    for column in dict.fromkeys(finding["column"] for finding in document["findings"]):
+        findings = [finding for finding in document["findings"] if finding["column"] == column]
+        lines += ["", *_column(column, findings, document)]
+    lines += ["", "Verdict", *risk_verdict(document), "", *wrapped(FOOTNOTE)]
+    return "\n".join(lines)
+
+
+FOOTNOTE = (
+    "Computed here; nothing was sent. Rounding is not counted as protection. Only declared noise limits "
+    "every attack; a column not listed here was not audited."
+)
+
+
+def _queries(document: Document) -> str:
+    kinds = ", ".join(f"{count} {kind}" for kind, count in document["kinds"].items())
+    if document["queries"] == "planned":
+        how = (
+            f"Planned: the study rehearsed on this silo alone, and {document['probes']} gradients at the "
+            "edge of what a silo accepts. The run itself may send more or fewer queries."
+        )
+    else:
+        how = "Answered: the queries of the transcript, derived again from its broadcasts."
+    answers = f"{document['answers']} answers, {document['numbers']:,} numbers ({kinds})"
+    return f"{document['n_rows']:,} records; {answers}. {how}"
+
+
+def _not_covered(document: Document) -> str:
+    kinds = ", ".join(f"{count} {kind}" for kind, count in document["not_covered"].items())
+    return f"Not covered, because they are not sums over records: {kinds}."
+
+
+def _attackers(document: Document) -> list[str]:
+    attackers = dict.fromkeys(finding["attacker"] for finding in document["findings"])
+    lines = ["Attackers"]
+    for name in attackers:
+        lines += wrapped(ATTACKERS[name] + ".", indent=" " * 12, first=f"  {name:<10}")
+    return lines
+
+
+def _column(column: str, findings: list[Document], document: Document) -> list[str]:
+    noise = document["noise"]
+    head = ["attacker", "before", "worst record", "median record", "known"]
+    rows = [head]
+    for finding in findings:
+        rows.append(
+            [
+                finding["attacker"],
+                _size(finding["prior"]),
+                _size(finding["worst"]),
+                _size(finding["median"]),
+                _known(finding),
+            ]
+        )
+    lines = [f"{column} (before: {document['priors'][column]})", *aligned(rows, indent="  ")]
+    means = [["the column's mean", "before", "after", *(["at noise"] if noise else [])]]
+    for finding in findings:
+        if finding["mean"] is not None:
+            mean = finding["mean"]
+            cells = [finding["attacker"], _size(mean["prior"]), _size(mean["after"])]
+            means.append(cells + ([_size(mean["noisy"])] if noise else []))
+    if len(means) > 1:
+        lines += ["", *aligned(means, indent="  ")]
+    if noise:
+        noisy = [[f"worst, median at noise {noise:g}", "no attack below", "an attack reaches"]]
+        for finding in findings:
+            if finding["noisy"] is not None:
+                n = finding["noisy"]
+                noisy.append(
+                    [
+                        finding["attacker"],
+                        f"{_size(n['worst'])}, {_size(n['median'])}",
+                        f"{_size(n['achieved_worst'])}, {_size(n['achieved_median'])}",
+                    ]
+                )
+        lines += ["", *aligned(noisy, indent="  ")]
+    return [*lines, "", *_histogram(findings[0])]
+
+
+def _known(finding: Document) -> str:
+    return "-" if finding["attacker"] == "nothing" else f"{finding['known']:,} of {finding['records']:,}"
+
+
+def _histogram(finding: Document) -> list[str]:
+    """Return a histogram of records by the remaining share of their prior uncertainty."""
+    counts = finding["histogram"]["counts"]
+    largest = max(counts) or 1
+    names = [f"below {EDGES[1]:g}"]
+    names += [f"{low:g} to {high:g}" for low, high in pairwise(EDGES[1:])]
+    names.append("all of it")
+    if finding["discrete"]:  # a value is known, narrowed, or not
+        keep = [k for k, count in enumerate(counts) if count or k in (0, len(counts) - 1)]
+    else:
+        keep = list(range(len(counts)))
+    rows = [
+        (names[k], f"{counts[k]:,}", "#" * max(round(BAR_WIDTH * counts[k] / largest), int(counts[k] > 0)))
+        for k in keep
+    ]
+    wide = max(len(row[1]) for row in rows)
+    return [
+        f"  remaining share of the prior, attacker '{finding['attacker']}' (records)",
+        *(f"  {name:>14}  {count:>{wide}}  {bar}".rstrip() for name, count, bar in rows),
+    ]
+
+
+def risk_verdict(document: Document) -> list[str]:
+    """Return one sentence per column and attacker."""
+    lines: list[str] = []
+    for finding in document["findings"]:
+        lines += wrapped(sentence(finding), indent="    ", first="  * ")
+    return lines
+
+
+def sentence(finding: Document) -> str:
+    """Return what an attacker can learn about a column, in words."""
+    column, records, known = finding["column"], finding["records"], finding["known"]
+    if finding["attacker"] == "nothing":
+        mean = finding["mean"]
+        share = 1 - (mean["after"] / mean["prior"]) ** 2 if mean["prior"] else 0.0
+        if share > 0.999:
+            learned = "still learns this silo's mean exactly"
+        else:
+            learned = f"learns {share:.0%} of the variance of this silo's mean"
+        return f"{column}: someone who knows no record {learned}, and next to nothing about a single record."
+    who = "who knows every other record" if finding["attacker"] == "others" else "who knows the other columns"
+    if known == records:
+        learned = f"can work out the value of every one of the {records:,} records"
+    elif known:
+        learned = f"can work out the value of {known:,} of {records:,} records"
+    elif finding["worst"] < 0.5 * finding["prior"]:
+        share = finding["worst"] / finding["prior"]
+        learned = f"can narrow some records to {share:.0%} of the range, and can work out none"
+    else:
+        learned = "cannot work out any single record from the answers alone"
+    if finding["mean"] is not None and finding["mean"]["after"] < 0.01 * finding["mean"]["prior"]:
+        learned += f", {'and' if known else 'but'} knows this silo's mean"
+    return f"{column}: an attacker {who} {learned}."
+
+
+def _size(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return "0" if value == 0 else f"{value:.3g}"
+
+
+# The account of every study at a silo, as 80 columns of text, in the words of the preview.
+
+
+def render_accounts(accounts: Sequence[StudyAccount], names: Mapping[str, str]) -> str:
+    """Return all accounts; ``names`` has a study's title, or its question, by plan, where it is known."""
+    if not accounts:
+        return "No study has been answered yet."
+    blocks = [_account(account, names.get(account.plan, "")) for account in accounts]
+    return "\n\n".join("\n".join(block) for block in blocks)
+
+
+def _account(account: StudyAccount, name: str) -> list[str]:
+    state = "closed" if account.closed else "not closed"
+    lines = wrapped(name, first="Study: ", indent=" " * 8) if name else []
+    plan = account.plan[:16] or "(unknown)"
+    lines.append(f"Plan {plan}, {account.first[:16]} to {account.last[:16]}, {state}")
+    lines.append(
+        f"  {account.answers} answer{'s'[: account.answers != 1]}, {account.numbers:,} numbers, "
+        f"{bits(account.bits)}"
+    )
+    for kind in account.kinds.values():
+        lines += wrapped(f"{kind.words} ({phase_name(kind.phase)})", first="  * ", indent="    ")
+        times = f"{kind.times} time{'s'[: kind.times != 1]}"
+        lines.append(f"      {times}, {kind.numbers:,} numbers, {bits(kind.bits)}")
+    for refusal in account.refusals:
+        by = f", by your key {refusal.key}" if refusal.key else ""
+        why = f"refused {refusal.time[:19]}: {refusal.reason}{by}. {refusal.advice}".removesuffix(". ")
+        lines += wrapped(why, first="  ! ", indent="    ")
+    if account.repeated:
+        lines.append(f"  {account.repeated} requests came again and got the recorded answer")
+    return lines
+
 
 OWN_COLUMNS = (
     "A model has columns of C(silo). The total of the one for your silo is your silo's own sum, so that "
@@ -15,7 +324,7 @@ OWN_COLUMNS = (
 )
 
 
-def render(approval: Approval) -> str:
+def render_approval(approval: Approval) -> str:
     """Return the whole of it; the words of the study follow a dash, a name or a bullet of ours."""
     lines = [
         *_named("Title", approval.title or "(none)"),
@@ -120,13 +429,13 @@ def _past(approval: Approval) -> list[str]:
         for each in approval.earlier
     ]
     lines += aligned(rows, indent="  ")
-    for column, bits in approval.spent.items():
-        lines += _bullet(f"In the worst case they disclosed {bits:.1f} bits of one person's {column}.")
+    for column, spent in approval.spent.items():
+        lines += _bullet(f"In the worst case they disclosed {spent:.1f} bits of one person's {column}.")
     return lines
 
 
 def _verdicts(approval: Approval) -> list[str]:
-    lines = verdict(approval.preview)
+    lines = preview_verdict(approval.preview)
     for obstacle in approval.preview.obstacles:
         lines += _bullet(obstacle)
     lines.append("")
@@ -134,8 +443,8 @@ def _verdicts(approval: Approval) -> list[str]:
         lines += wrapped(f"Risk: {sentence(finding)}")
     if not approval.risk:
         lines += wrapped(f"Risk: not audited ({approval.unaudited}); `fedtmle risk` says more.")
-    for column, bits in (approval.bits or {}).items():
-        lines += _bullet(exposure(column, bits))
+    for column, exposed in (approval.bits or {}).items():
+        lines += _bullet(exposure(column, exposed))
     if approval.budget is not None:
         lines += wrapped(f"Privacy: {approval.budget}.")
     if approval.conflicts:

@@ -19,9 +19,15 @@ from fedtmle.protocol.policy import Policy
 from fedtmle.studies.approval import Approval, worst_findings
 from fedtmle.studies.preview import Preview
 from fedtmle.studyfile.schema import schema_of
-from fedtmle.text.approval import OWN_COLUMNS, exposure
-from fedtmle.text.preview import explained, message_parts, refusal, sent_size
-from fedtmle.text.risk import sentence
+from fedtmle.text.approval import (
+    OWN_COLUMNS,
+    explained,
+    exposure,
+    message_parts,
+    refusal,
+    sent_size,
+    sentence,
+)
 from fedtmle.version import __version__
 
 FILL_IN = "**(to be filled in by the controller)**"

@@ -9,18 +9,21 @@ emulated.result
 
 from __future__ import annotations
 
-from fedtmle.trials.attrition import ArmCounts, Attrition
-from fedtmle.trials.cohort import Cdm, Cohort, read_cohort
-from fedtmle.trials.covariates import AgeAtBaseline, AnyRecord, LastMeasurement, Sex, VisitCount
+from fedtmle.trials.cohort import ArmCounts, Attrition, Cdm, Cohort, read_cohort
 from fedtmle.trials.elements import (
+    AgeAtBaseline,
+    AnyRecord,
     Censoring,
     ConceptSet,
     Criterion,
     Domain,
     Eligibility,
+    LastMeasurement,
+    Sex,
     TimeZero,
     TreatmentStrategy,
     TrialOutcome,
+    VisitCount,
 )
 from fedtmle.trials.emulate import Emulation, emulate
 from fedtmle.trials.file import TrialFile, read_trial

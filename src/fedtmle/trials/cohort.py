@@ -1,4 +1,4 @@
-"""A silo's database, and the cohort that a trial selects in it.
+"""A silo's database, the cohort that a trial selects in it, its attrition, and the counts to share.
 
 A cohort is read in one read-only transaction. Nothing is written to the database, and errors say what kind of
 failure it was but never repeat the database's own message, which may quote a record.
@@ -7,31 +7,117 @@ failure it was but never repeat the database's own message, which may quote a re
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, final
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from fedtmle.data.convert import Cells, Numbers, UnreadableError
 from fedtmle.data.database import MAX_ROWS, TIMEOUT, DatabaseQuery
 from fedtmle.data.drivers import DatabaseError, Trouble, TwoQueries
-from fedtmle.data.duck import RelationReader, open_database_file
+from fedtmle.data.files import RelationReader, open_database_file
 from fedtmle.data.snapshot import open_query
 from fedtmle.data.sql import DIALECTS, Dialect
 from fedtmle.errors import DataError, InputError
 from fedtmle.model.table import Factor
 from fedtmle.model.types import Array
 from fedtmle.protocol.policy import Policy
-from fedtmle.trials.attrition import ArmCounts, Attrition
+from fedtmle.results.result import StudyResult
+from fedtmle.runtime.journal import write_document
 from fedtmle.trials.compile import CompiledTrial, compile_trial
-from fedtmle.trials.records import CdmLayout
-from fedtmle.trials.trial import TREATMENT_COLUMN, TargetTrial
+from fedtmle.trials.steps import CdmLayout
+from fedtmle.trials.trial import TREATMENT_COLUMN, TargetTrial, protocol
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+# The attrition of an emulated trial: the owner's view, the view of others, and both as plain data.
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class ArmCounts:
+    """The people of one arm, those with the event, and those with an unknown outcome; None is not shown."""
+
+    name: str
+    people: int | None
+    events: int | None
+    unknown: int | None
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Attrition:
+    """How many people remain after each step, and the arms of the cohort; None is not shown.
+
+    ``floor`` is the smallest number that is shown, None in the owner's own view.
+    """
+
+    silo: str
+    steps: tuple[str, ...]
+    people: tuple[int | None, ...]
+    arms: tuple[ArmCounts, ...]
+    floor: int | None = None
+
+    def for_others(self, floor: int) -> Attrition:
+        """Return the view for people other than the owner.
+
+        A count is shown if the count and its difference from the next shown count are each 0 or at least
+        ``floor``. The last count, the size of the cohort, is decided first: a study discloses it anyway.
+        """
+        shown: list[int | None] = []
+        later: int | None = None
+        for count in reversed(self.people):
+            gaps = [] if count is None else [count, *([] if later is None else [count - later])]
+            may_show = count is not None and all(_may_show(gap, floor) for gap in gaps)
+            later = count if may_show else later
+            shown.append(count if may_show else None)
+        arms = tuple(_arm_for_others(arm, floor) for arm in self.arms)
+        if any(arm.people is None for arm in arms):  # the other arms and the total would disclose it
+            arms = tuple(ArmCounts(name=arm.name, people=None, events=None, unknown=None) for arm in arms)
+        return Attrition(
+            silo=self.silo, steps=self.steps, people=tuple(reversed(shown)), arms=arms, floor=floor
+        )
+
+
+def _may_show(count: int, floor: int) -> bool:
+    return count == 0 or count >= floor
+
+
+def _arm_for_others(arm: ArmCounts, floor: int) -> ArmCounts:
+    people, events, unknown = arm.people or 0, arm.events or 0, arm.unknown or 0
+    without = people - events - unknown
+    if not _may_show(people, floor):
+        return ArmCounts(name=arm.name, people=None, events=None, unknown=None)
+    # If all or none had the event, a count would disclose everybody's outcome.
+    if min(events, without) < floor or not _may_show(unknown, floor):
+        return ArmCounts(name=arm.name, people=people, events=None, unknown=None)
+    return arm
+
+
+def document_of(trial: TargetTrial, attrition: Mapping[str, Attrition]) -> dict[str, object]:
+    """Return the trial's protocol and its attrition as plain data, for the saved result."""
+    steps = next((view.steps for view in attrition.values()), compile_trial(trial).steps)
+    floors = [view.floor for view in attrition.values() if view.floor is not None]
+    return {
+        "trial": trial.name,
+        "days": trial.outcome.days,
+        "censoring": [reason.value for reason in trial.censoring],
+        "protocol": [asdict(component) for component in protocol(trial)],
+        "labels": {name: variable.label for name, variable in trial.variables.items()},
+        "steps": list(steps),
+        "floor": max(floors, default=None),
+        "silos": {
+            name: {"people": list(silo.people), "arms": [asdict(arm) for arm in silo.arms]}
+            for name, silo in attrition.items()
+        },
+    }
+
 
 TextArray = NDArray[np.object_]
 TableColumns = dict[str, Array | TextArray]
@@ -274,3 +360,95 @@ def _read_postgresql(
     with open_query(source) as reader:
         _, cells = reader.read(names)
     return tuple(int(people) for _, people in sorted(driver.rows)), cells
+
+
+# A silo's counts as a file: the part of the attrition that its owner shares in a deployed emulation.
+#
+# The owner of a silo writes the file with the table (`trials.emulate`). The counts in it are those above the
+# owner's floor, so that the file may be sent to the coordinator, who adds it to the result.
+
+FORMAT = "fedtmle trial counts 1"
+
+
+class _Arm(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    name: str
+    people: int | None
+    events: int | None
+    unknown: int | None
+
+
+class _Counts(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    format: str
+    trial: str  # the trial's digest
+    silo: str
+    floor: int
+    people: list[int | None]
+    arms: list[_Arm]
+
+
+def write_counts(path: Path, trial: TargetTrial, cohort: Cohort, cdm: Cdm) -> None:
+    """Write a silo's counts above its owner's floor (``min_cell``)."""
+    floor = (cdm.policy or Policy()).min_cell
+    view = cohort.attrition.for_others(floor)
+    document = {
+        "format": FORMAT,
+        "trial": trial.digest,
+        "silo": cdm.name,
+        "floor": floor,
+        "people": list(view.people),
+        "arms": [
+            {"name": arm.name, "people": arm.people, "events": arm.events, "unknown": arm.unknown}
+            for arm in view.arms
+        ],
+    }
+    write_document(path, document)
+
+
+def read_counts(paths: Iterable[Path], trial: TargetTrial, silos: Sequence[str]) -> dict[str, Attrition]:
+    """Return the attrition in the files by silo, above the strictest of their floors.
+
+    A file of another trial, or of a silo that is not one of ``silos``, is refused.
+    """
+    views = [_read(path, trial, silos) for path in paths]
+    for view in views:
+        if [other.silo for other in views].count(view.silo) > 1:
+            raise InputError(f"counts: two files are for silo '{view.silo}'; give only one of them")
+    floor = max((view.floor or 0 for view in views), default=0)
+    return {view.silo: view.for_others(floor) for view in sorted(views, key=lambda v: silos.index(v.silo))}
+
+
+def _read(path: Path, trial: TargetTrial, silos: Sequence[str]) -> Attrition:
+    try:
+        counts = msgspec.json.decode(path.read_bytes(), type=_Counts)
+    except (OSError, msgspec.MsgspecError):
+        raise InputError(
+            f"{path}: this is not a readable file of a silo's counts; its owner writes one with "
+            "`fedtmle emulate trial.toml --silo ... --write folder`"
+        ) from None
+    steps = compile_trial(trial).steps
+    arms = [strategy.name for strategy in trial.strategies]
+    if counts.format != FORMAT or counts.trial != trial.digest:
+        raise InputError(
+            f"{path}: these counts belong to another trial or another version of it; the silo's owner "
+            "must emulate the same trial file"
+        )
+    if counts.silo not in silos:
+        raise InputError(f"{path}: the trial lists no silo '{counts.silo}'; it lists {', '.join(silos)}")
+    if len(counts.people) != len(steps) or [arm.name for arm in counts.arms] != arms or counts.floor < 1:
+        raise InputError(f"{path}: the counts are damaged; ask the silo's owner for them again")
+    return Attrition(
+        silo=counts.silo,
+        steps=steps,
+        people=tuple(counts.people),
+        arms=tuple(ArmCounts(**msgspec.structs.asdict(arm)) for arm in counts.arms),
+        floor=counts.floor,
+    )
+
+
+def with_counts(
+    result: StudyResult, trial: TargetTrial, silos: Sequence[str], attrition: Mapping[str, Attrition]
+) -> StudyResult:
+    """Return the result of a deployed run of the trial's study, with the trial added to its document."""
+    absent = [silo for silo in silos if silo not in attrition]
+    emulation = {**document_of(trial, attrition), "not_shared": absent}
+    return StudyResult(document={**result.document, "emulation": emulation}, run=result.run)

@@ -17,10 +17,10 @@ from typing import ClassVar, final
 
 import numpy as np
 
+from fedtmle.defects import expect_column
 from fedtmle.errors import InputError, NumericalError
 from fedtmle.initial.crossfit import Fitted
 from fedtmle.initial.glm import GLM
-from fedtmle.model.arguments import expect_column
 from fedtmle.model.table import Table
 from fedtmle.model.types import Array
 from fedtmle.programs.study import NuisanceModel

@@ -15,8 +15,7 @@ from typing import final
 import numpy as np
 
 from fedtmle.model import kernels
-from fedtmle.model.families import Family
-from fedtmle.model.types import Array
+from fedtmle.model.types import Array, Family
 
 Mean = Callable[[Array, float], float]
 ROUNDING_OF_MEANS = (

@@ -15,8 +15,7 @@ from typing import final
 import numpy as np
 
 from fedtmle.errors import DataError, InputError, NumericalError
-from fedtmle.model.exact import Sums
-from fedtmle.model.linear import congruence
+from fedtmle.model.exact import Sums, congruence
 from fedtmle.model.problem import (
     AbstractProblem,
     Estimate,

@@ -18,7 +18,7 @@ import numpy as np
 
 from fedtmle.errors import InputError
 from fedtmle.model import kernels
-from fedtmle.model.linear import cholesky, invert_lower, multiply
+from fedtmle.model.exact import cholesky, invert_lower, multiply
 from fedtmle.model.types import Array, IntArray
 from fedtmle_paper.density.kernel import log_mean_kernel
 from fedtmle_paper.density.quadrature import Memo, reweight

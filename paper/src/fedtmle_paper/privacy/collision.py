@@ -15,7 +15,7 @@ from numpy.polynomial import chebyshev
 
 from fedtmle.errors import InputError
 from fedtmle.model.types import Array
-from fedtmle.privacy.modulus import require_at_least_zero
+from fedtmle.privacy.audit import require_at_least_zero
 
 LEVEL = 0.5  # the two levels of the Chebyshev polynomial, +-1/2
 

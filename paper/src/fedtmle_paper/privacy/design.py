@@ -19,7 +19,7 @@ import numpy as np
 
 from fedtmle.errors import InputError
 from fedtmle.model.types import Array
-from fedtmle.privacy.modulus import multipliers, require_at_least_zero, values
+from fedtmle.privacy.audit import multipliers, require_at_least_zero, values
 
 ROUNDING = 1e-13  # of ||c||: a smaller part in the kernel is none
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from fedtmle.errors import InputError
 from fedtmle.model.types import Array
-from fedtmle.privacy.modulus import require_at_least_zero
+from fedtmle.privacy.audit import require_at_least_zero
 
 LARGEST = 1 << 12  # assignments that are enumerated
 ITERATIONS = 20_000

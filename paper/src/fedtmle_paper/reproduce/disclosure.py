@@ -25,7 +25,7 @@ from fedtmle.privacy.charts import row_terms
 from fedtmle.protocol.plan import Plan, roster
 from fedtmle.protocol.sums import SumsQuery
 from fedtmle.report.audit_figure import GREY, WIDTH, journal_style
-from fedtmle.runtime.replay import overhear
+from fedtmle.runtime.certificate import overhear
 from fedtmle.runtime.rows import LocalRows
 from fedtmle_paper.benchmark import gaussian_mixture
 from fedtmle_paper.optimal_transport import OptimalTransport

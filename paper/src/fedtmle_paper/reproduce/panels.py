@@ -9,15 +9,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedtmle.algorithms.adaptive import Adaptive
 from fedtmle.algorithms.base import AbstractAlgorithm, TargetingProgram
 from fedtmle.algorithms.coded import Coded
+from fedtmle.algorithms.local import Adaptive
 from fedtmle.model.types import Part
 from fedtmle.protocol.coded import Estimated
+from fedtmle.protocol.fits import Choice, Switched
 from fedtmle.protocol.plan import Plan, roster
 from fedtmle.protocol.query import Phase
-from fedtmle.protocol.switching import Choice, Switched
-from fedtmle.runtime.replay import heard_rounds
+from fedtmle.runtime.certificate import heard_rounds
 from fedtmle.runtime.result import Result
 from fedtmle.solver import solve
 from fedtmle_paper.reproduce.campaign import Campaign

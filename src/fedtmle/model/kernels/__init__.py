@@ -20,7 +20,6 @@ import numpy as np
 
 from fedtmle.errors import InputError
 from fedtmle.model.exact import CHUNK, FINE_BITS, GRID_BITS, Layout, Sums, column_shifts, layout, total
-from fedtmle.model.families import Family
 from fedtmle.model.types import (
     Array,
     Bools,
@@ -28,6 +27,7 @@ from fedtmle.model.types import (
     Codes,
     Columns,
     Design,
+    Family,
     IntArray,
     Part,
     Scaled,

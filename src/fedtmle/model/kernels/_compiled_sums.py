@@ -16,7 +16,6 @@ from __future__ import annotations
 import numpy as np
 
 from fedtmle.model.exact import CHUNK, FINE_BITS, GRID_BITS
-from fedtmle.model.families import Family
 from fedtmle.model.kernels import BLOCK, CompiledRows, Fields, Grid, Query, SumTerms, _numpy
 from fedtmle.model.kernels._elementary import (
     NEAR,
@@ -32,7 +31,7 @@ from fedtmle.model.kernels._elementary import (
 from fedtmle.model.kernels._jit import array_at, jit, pointer_to
 from fedtmle.model.kernels._primitives import MAGIC, MAGIC_BITS, bits, from_bits, select
 from fedtmle.model.parallel import shared
-from fedtmle.model.types import Array, Bytes, IntArray
+from fedtmle.model.types import Array, Bytes, Family, IntArray
 
 LIMIT = 2.0**GRID_BITS
 FINE = 2.0**FINE_BITS

@@ -24,7 +24,7 @@ Function = TypeVar("Function", bound=Callable[..., object])
 # kernels behind. The digest of all sources in the cached name forgets them. Two modules outside this
 # folder are compiled in: constants of the grid, and codes of the families.
 FOLDER = Path(__file__).parent
-OUTSIDE = [FOLDER.parent / name for name in ("exact.py", "families.py")]
+OUTSIDE = [FOLDER.parent / name for name in ("exact.py", "types.py")]
 SOURCES = [*sorted(FOLDER.glob("*.py")), *OUTSIDE]
 DIGEST = hashlib.sha256(b"".join(path.read_bytes() for path in SOURCES)).hexdigest()[:12]
 

@@ -12,9 +12,8 @@ import numpy as np
 
 from fedtmle.errors import ContributionError
 from fedtmle.model.exact import CHUNK, FINE_BITS, GRID_BITS, beyond_bound
-from fedtmle.model.families import Family
 from fedtmle.model.kernels import Query, Rows, SumTerms, _elementary
-from fedtmle.model.types import Array, Bools, Bytes, Codes, IntArray, Part
+from fedtmle.model.types import Array, Bools, Bytes, Codes, Family, IntArray, Part
 
 MEAN: dict[Family, Callable[[Array], Array]] = {
     Family.LINEAR: np.ones_like,

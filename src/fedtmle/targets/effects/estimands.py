@@ -16,8 +16,8 @@ from typing import Any, ClassVar, Literal, final
 
 import numpy as np
 
+from fedtmle.defects import expect, expect_column, label
 from fedtmle.errors import InputError, NumericalError
-from fedtmle.model.arguments import expect, expect_column, label
 from fedtmle.model.types import Array
 from fedtmle.targets.effects.components import (
     AbstractPopulation,

@@ -25,17 +25,17 @@ import numpy as np
 
 from fedtmle.errors import NumericalError
 from fedtmle.model import kernels
-from fedtmle.model.blocks import Blocks
-from fedtmle.model.exact import FINE_BITS, GRID_BITS, Sums, column_shifts, zero_sums
-from fedtmle.model.families import Family
-from fedtmle.model.linear import congruence, multiply
+from fedtmle.model.exact import FINE_BITS, GRID_BITS, Sums, column_shifts, congruence, multiply, zero_sums
 from fedtmle.model.parallel import done, mapped, pieces
 from fedtmle.model.problem import AbstractProblem, Calibration, ConvergenceBounds, Estimate
 from fedtmle.model.submodel import AbstractSubmodel, GeneralisedLinear, NoNormaliser, StreamedLinear
+from fedtmle.model.submodels import Blocks
 from fedtmle.model.table import AnyTable, PerTable, StreamedTable, Table, over_blocks
-from fedtmle.model.types import Array, RowBound, Scaled, exponent
+from fedtmle.model.types import Array, Family, RowBound, Scaled, exponent
 from fedtmle.targets.effects.moments import (
     ClosingLayout,
+    EffectRows,
+    Fluctuation,
     MomentColumns,
     closing_sums,
     estimate_components,
@@ -44,7 +44,6 @@ from fedtmle.targets.effects.moments import (
     spanning_sums,
 )
 from fedtmle.targets.effects.prepare import LINEAR_REACH
-from fedtmle.targets.effects.rows import EffectRows, Fluctuation
 
 Result = TypeVar("Result")
 

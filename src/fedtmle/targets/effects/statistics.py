@@ -13,18 +13,12 @@ import numpy as np
 
 from fedtmle.model.exact import column_shifts
 from fedtmle.model.kernels import OUTSIDE, bins_between
-from fedtmle.model.statistics import AbstractBins, AbstractBoundedColumns, Group
-from fedtmle.model.table import AnyTable, Table, over_blocks
+from fedtmle.model.table import AbstractBins, AbstractBoundedColumns, AnyTable, Group, Table, over_blocks
 from fedtmle.model.types import Array, Bytes, Codes, Columns, exponent, first, is_one, product
 from fedtmle.targets.effects.components import overlap_weight
+from fedtmle.targets.effects.moments import PROBABILITY_EDGES, EffectRows, probability_bins, shown_arms
 from fedtmle.targets.effects.prepare import EffectColumns, Preparation
 from fedtmle.targets.effects.problem import EffectLaw, EffectProblem
-from fedtmle.targets.effects.rows import (
-    PROBABILITY_EDGES,
-    EffectRows,
-    probability_bins,
-    shown_arms,
-)
 
 Piece = TypeVar("Piece")
 Result = TypeVar("Result")

@@ -11,13 +11,12 @@ from typing import ClassVar, Literal, Self, final
 
 import numpy as np
 
+from fedtmle.defects import expect, expect_column, expect_integer, expect_number, label
 from fedtmle.errors import InputError, NumericalError
-from fedtmle.model.arguments import expect, expect_column, expect_integer, expect_number, label
 from fedtmle.model.types import Array
 from fedtmle.targets.effects.components import AbstractPopulation, AbstractRegime, Component
 from fedtmle.targets.effects.estimands import AbstractEffect, Scale, Summary
-from fedtmle.targets.time.curves import Functional
-from fedtmle.targets.time.followup import PERIOD, FollowUp
+from fedtmle.targets.time.followup import PERIOD, FollowUp, Functional
 
 MOST_PERIODS = 250
 
