@@ -33,6 +33,7 @@ class Drawn:
     w: Array | None
     design_names = None  # no other model shares its columns
     known_people = ()
+    judged_together = None
 
     def submodel(self, law: Array, rows: None) -> GeneralisedLinear:  # noqa: ARG002 - it has them
         bound = RowBound(gradient=60, curvature=60)
