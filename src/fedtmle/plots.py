@@ -1,24 +1,30 @@
 """Figures of a result as matplotlib axes: ``ft.plots.forest(result)`` and its siblings.
 
 Each takes a study's result, a core result or a saved document, draws on ``ax`` or on new axes, and
-returns them. matplotlib (the extra ``figures``) is loaded when the first figure is drawn.
+returns them. `draw_risk` writes the figure of a disclosure audit. matplotlib (the extra ``figures``) is
+loaded when the first figure is drawn.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
+
+import numpy as np
 
 from fedtmle.errors import InputError
 from fedtmle.layout import Document, decreasing
 from fedtmle.report import series
-from fedtmle.report import series as series_module
 from fedtmle.report.series import document_of
 from fedtmle.results.result import StudyResult
 from fedtmle.runtime.result import Result
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+    from fedtmle.privacy.audit import Audit, ColumnRisk
 
 AnyResult = StudyResult | Result | Document
 COLOURS = {
@@ -29,6 +35,9 @@ COLOURS = {
     "pooled": "#1b1f24",
 }
 WARN = "#b3261e"
+GREY = "#666666"
+WIDTH = 7.0  # inches: two columns of a journal
+SMALLEST_SHARE = 1e-12  # smaller shares are drawn at this value
 
 
 def forest(result: AnyResult, *, estimand: str | None = None, ax: Axes | None = None) -> Axes:
@@ -199,19 +208,15 @@ def curves(result: AnyResult, *, cause: str | None = None, ax: Axes | None = Non
     start = 1.0 if grid["measure"] == "Survival" else 0.0
     for curve in (each for each in drawn if each["cause"] == chosen and not each["population"]):
         times = [0.0, *curve["times"]]
-        name = (
-            series_module.rule(document, curve["rule"])
-            if over_time
-            else series_module.arm(document, curve["arm"])
-        )
+        name = series.rule(document, curve["rule"]) if over_time else series.arm(document, curve["arm"])
         (line,) = ax.plot(times, [start, *curve["estimate"]], label=name)
         ax.plot(curve["times"], curve["estimate"], "o", markersize=4, color=line.get_color())
         band = [start, *curve["band_low"]], [start, *curve["band_high"]]
         ax.fill_between(times, *band, alpha=0.15, color=line.get_color(), linewidth=0)
     ax.legend(frameon=False)
-    ax.set_xlabel("period" if over_time else series_module.time(document))
+    ax.set_xlabel("period" if over_time else series.time(document))
     _write_at_risk(document, [0.0, *grid["edges"]], ax)
-    measure = "risk" if over_time else series_module.curve_measure(document)
+    measure = "risk" if over_time else series.curve_measure(document)
     of = f" of {chosen}" if len(causes) > 1 else ""
     ax.set_ylabel(f"{measure[:1].upper()}{measure[1:]}{of}")
     return ax
@@ -222,7 +227,7 @@ def _write_at_risk(document: Document, edges: Sequence[float], ax: Axes) -> None
     at_risk = document.get("at_risk")
     if at_risk:
         arms = zip(document["arms"], at_risk["counts"], at_risk["hidden_in"], strict=True)
-        rows = {series_module.arm(document, arm): decreasing(counts, hidden) for arm, counts, hidden in arms}
+        rows = {series.arm(document, arm): decreasing(counts, hidden) for arm, counts, hidden in arms}
         begins = [edges[period - 1] for period in at_risk["periods"]]
     elif "periods" in document:
         rows = {"everyone": [f"{each['at_risk']:,}" for each in document["periods"]]}
@@ -248,7 +253,7 @@ def adherence(result: AnyResult, *, ax: Axes | None = None) -> Axes:
         raise InputError("adherence: the result is not of a study of treatment over time with diagnostics")
     ax = ax or _axes()
     for each in shown:
-        ax.plot(each.periods, each.shares, "o-", markersize=4, label=series_module.rule(document, each.rule))
+        ax.plot(each.periods, each.shares, "o-", markersize=4, label=series.rule(document, each.rule))
     ax.set_ylim(0.0, 1.02)
     ax.legend(frameon=False, fontsize=8)
     ax.locator_params(axis="x", integer=True)
@@ -289,7 +294,7 @@ def weights(result: AnyResult, *, rule: str | None = None, ax: Axes | None = Non
     ax.set_yticks(range(len(chosen.bins)), chosen.bins)
     ax.set_xlabel("period")
     ax.set_ylabel("Cumulative weight")
-    ax.set_title(f"{series_module.rule(document, chosen.rule)} (the longest bar is {chosen.largest:.0%})")
+    ax.set_title(f"{series.rule(document, chosen.rule)} (the longest bar is {chosen.largest:.0%})")
     return ax
 
 
@@ -347,3 +352,72 @@ def _chosen(series: list[T], estimand: str | None) -> T:
         if data.estimand == estimand:
             return data
     raise InputError(f"estimand: expected one of {', '.join(d.estimand for d in series)}, not {estimand!r}")
+
+
+@contextmanager
+def journal_style() -> Iterator[None]:
+    """Set the style of a journal for figures drawn inside: 8 pt sans serif, thin axes, reproducible SVG."""
+    import matplotlib as mpl
+
+    with mpl.rc_context(
+        {
+            "font.family": "sans-serif",
+            "font.size": 8,
+            "axes.titlesize": 8,
+            "axes.labelsize": 8,
+            "xtick.labelsize": 7,
+            "ytick.labelsize": 7,
+            "axes.spines.top": False,
+            "axes.spines.right": False,
+            "axes.linewidth": 0.6,
+            "xtick.major.width": 0.6,
+            "ytick.major.width": 0.6,
+            "xtick.major.size": 2.5,
+            "ytick.major.size": 2.5,
+            "ytick.minor.size": 0,
+            "lines.linewidth": 1.1,
+            "lines.markersize": 3.2,
+            "svg.fonttype": "none",  # text stays text
+            "svg.hashsalt": "fedtmle",  # the same figure gives the same file
+            "savefig.dpi": 200,
+        }
+    ):
+        yield
+
+
+def draw_risk(audit: Audit, path: Path) -> None:
+    """Write the figure of ``audit`` to ``path``: one panel per column, one set of bars per attacker.
+
+    An attacker who knows nothing has no result per record, and is left out.
+    """
+    from matplotlib.figure import Figure
+
+    from fedtmle.privacy.audit import Attacker
+
+    ink = {Attacker.OTHERS: "#D55E00", Attacker.DESIGN: "#0072B2", Attacker.NOTHING: GREY}
+    risks = [risk for risk in audit.findings if risk.attacker is not Attacker.NOTHING]
+    columns = list(dict.fromkeys(risk.column for risk in risks)) or ["-"]
+    with journal_style():
+        figure = Figure(figsize=(WIDTH, 2.4), layout="constrained")
+        panels = figure.subplots(1, len(columns), squeeze=False)[0]
+        bins = np.logspace(np.log10(SMALLEST_SHARE), 0.0, 25)
+        for axes, column in zip(panels, columns, strict=True):
+            shown = [risk for risk in risks if risk.column == column]
+            shares = [np.clip(_share_left(risk), SMALLEST_SHARE, 1.0) for risk in shown]
+            axes.hist(
+                shares,
+                bins=bins.tolist(),
+                color=[ink[risk.attacker] for risk in shown],
+                label=[risk.attacker.value for risk in shown],
+            )
+            axes.set_xscale("log")
+            axes.set_yscale("symlog", linthresh=1.0)
+            axes.set_title(column, loc="left")
+            axes.set_xlabel("share of the prior uncertainty left")
+            axes.set_ylabel("records")
+            axes.legend(frameon=False, title="attacker knows", title_fontsize=7, fontsize=7)
+        figure.savefig(path)
+
+
+def _share_left(risk: ColumnRisk) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    return np.asarray(risk.after / risk.prior)

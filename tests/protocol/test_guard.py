@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fedtmle.errors import InputError
-from fedtmle.protocol.messages import LoweredLimit
+from fedtmle.lowered import LoweredLimit
 from fedtmle.protocol.policy import UNGUARDED, Direction, Limit, Policy
 
 LIMITS = Policy.limits()

@@ -134,6 +134,7 @@ ALGORITHM: dict[str, Any] = {
     "exhaustive": True,
     "progress_tolerance": 1e-3,
     "lattice": 0.5,
+    "min_active": 3,
     "noise": 0.25,
 }
 OPTIONS = {

@@ -17,8 +17,9 @@ from fedtmle.cli import app
 from fedtmle.cli.base import Exit
 from fedtmle.data import DataErrors
 from fedtmle.errors import ProtocolError
+from fedtmle.lowered import LoweredLimit
 from fedtmle.protocol import messages
-from fedtmle.protocol.messages import LoweredLimit, Open, Opened, Refused
+from fedtmle.protocol.messages import Open, Opened, Refused
 from fedtmle.protocol.plan import Plan
 from fedtmle.protocol.policy import UNGUARDED
 from fedtmle.report.page import render

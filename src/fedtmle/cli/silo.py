@@ -176,7 +176,7 @@ def decisions(
 def _lowered(home: Home, limits: list[str], reason: str) -> Home:
     """Return the silo's home with these limits laxer, in addition to those of its file."""
     from fedtmle.errors import InputError
-    from fedtmle.protocol.messages import LoweredLimit
+    from fedtmle.lowered import LoweredLimit
 
     if not limits:
         if reason:
@@ -364,7 +364,7 @@ def risk(
         )
         document = result.to_dict()
         if figure is not None:
-            from fedtmle.report.audit_figure import draw_risk
+            from fedtmle.plots import draw_risk
 
             draw_risk(result.audit, figure)
         if as_json:

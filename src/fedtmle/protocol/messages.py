@@ -18,17 +18,10 @@ from typing import TypeAlias, TypeVar
 import msgspec
 
 from fedtmle.errors import DecodeError
+from fedtmle.lowered import LoweredLimit
 from fedtmle.protocol.codes import Bits
 
 # A limit that a silo's owner made laxer: the value that approvals sign, silos send and results state.
-
-
-class LoweredLimit(msgspec.Struct, frozen=True, array_like=True):
-    """A limit of the policy that the silo's owner made laxer than the package's own, and the reason."""
-
-    key: str
-    value: float
-    reason: str
 
 
 WIRE_FORMAT = 1

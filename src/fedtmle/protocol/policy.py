@@ -17,8 +17,8 @@ from dataclasses import dataclass, field, fields, replace
 from typing import NamedTuple, TypeVar
 
 from fedtmle.errors import InputError
+from fedtmle.lowered import LoweredLimit
 from fedtmle.protocol.looks import LookGroups
-from fedtmle.protocol.messages import LoweredLimit
 from fedtmle.protocol.plan import Provenance
 
 

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import msgspec
 
 from fedtmle.errors import FedTMLEError, InputError, JournalError, ProtocolError, RefusedError
+from fedtmle.lowered import LoweredLimit
 from fedtmle.model.exact import Sums
 from fedtmle.protocol import messages
 from fedtmle.protocol.codes import AbstractCode, Bits, Uplink, encode
@@ -29,7 +30,6 @@ from fedtmle.protocol.messages import (
     Compare,
     Compared,
     Counted,
-    LoweredLimit,
     Open,
     Opened,
     Payload,

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from fedtmle.errors import InputError, JournalError
-from fedtmle.protocol.messages import LoweredLimit
+from fedtmle.lowered import LoweredLimit
 
 if TYPE_CHECKING:
     from fedtmle.protocol.codes import Bits

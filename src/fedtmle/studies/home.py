@@ -22,6 +22,7 @@ from fedtmle.algorithms.optimizers import Newton
 from fedtmle.data import DataErrors, Kind, Schema, SiloFile, load, read_silo_file
 from fedtmle.errors import ChangedDataError, CheckFailedError, FedTMLEError, InputError
 from fedtmle.initial.glm import GLM
+from fedtmle.lowered import LoweredLimit
 from fedtmle.model.check import check_problem
 from fedtmle.model.table import AnyTable, Factor, Table
 from fedtmle.model.types import Array
@@ -29,7 +30,6 @@ from fedtmle.privacy.audit import DisclosureLimit, LimitedAttribute, at_centre
 from fedtmle.programs.flow import StudyProgram, study_details
 from fedtmle.programs.study import Study
 from fedtmle.programs.target import AbstractTarget
-from fedtmle.protocol.messages import LoweredLimit
 from fedtmle.protocol.plan import Plan, brought, follow_alone
 from fedtmle.protocol.policy import UNGUARDED, Policy
 from fedtmle.runtime.journal import FileJournal

@@ -26,7 +26,7 @@ from fedtmle.layout import (
     silo_count,
     wrapped,
 )
-from fedtmle.text import certificate as certificate_module
+from fedtmle.text import certificate as certificates
 from fedtmle.text.certificate import NOT_COVERED, certificate, privacy_budget, privacy_cost
 
 WAYS = ("bits_up", "bits_down")
@@ -63,7 +63,7 @@ def render(document: Document) -> str:
 
 def _emulation(document: Document) -> Iterator[str]:
     if "emulation" in document:
-        yield certificate_module.render(document["emulation"])
+        yield certificates.render(document["emulation"])
 
 
 def _question(document: Document) -> Iterator[str]:

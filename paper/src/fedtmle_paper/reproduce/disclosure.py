@@ -21,10 +21,10 @@ import fedtmle as ft
 from fedtmle.algorithms.base import TargetingProgram
 from fedtmle.model.submodel import GeneralisedLinear
 from fedtmle.model.types import Array, Part
+from fedtmle.plots import GREY, WIDTH, journal_style
 from fedtmle.privacy.charts import row_terms
 from fedtmle.protocol.plan import Plan, roster
 from fedtmle.protocol.sums import SumsQuery
-from fedtmle.report.audit_figure import GREY, WIDTH, journal_style
 from fedtmle.runtime.certificate import overhear
 from fedtmle.runtime.rows import LocalRows
 from fedtmle_paper.benchmark import gaussian_mixture

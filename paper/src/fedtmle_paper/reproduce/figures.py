@@ -11,7 +11,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fedtmle.report.audit_figure import GREY, WIDTH, journal_style
+from fedtmle.plots import GREY, WIDTH, journal_style
 from fedtmle_paper.reproduce.campaign import TIME_BUDGET, Campaign
 from fedtmle_paper.reproduce.extra import MAX_UPDATES, CodedCost, Coverage, Retirement, Z
 from fedtmle_paper.reproduce.measure import Measured

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from fedtmle.errors import InputError
-from fedtmle.report.audit_figure import journal_style
+from fedtmle.plots import journal_style
 from fedtmle_paper.reproduce.campaign import (
     LATENCY,
     Campaign,
