@@ -407,21 +407,23 @@ def shares(found: dict[str, list[Verdict]]) -> str:
     refused = [v for _, v in under if is_refusal(v.masked)]
     answered = [v for _, v in under if is_violated(v) and not is_refusal(v.masked)]
     said = []
+    first = next(iter(KINDS))  # the random studies
     for what, is_in in (
-        ("", lambda name: name not in FEW_EVENTS),
-        (" with few events", FEW_EVENTS.__contains__),
+        ("random studies", first.__eq__),
+        ("studies of the other kinds", lambda name: name != first and name not in FEW_EVENTS),
+        ("studies with few events", FEW_EVENTS.__contains__),
     ):
         enough = [v for name, v in under if is_in(name) and v.least >= ENOUGH]
         among = [v for v in enough if is_refusal(v.masked)]
         wrongly = [v for v in among if not is_violated(v)]
         said.append(
-            f"Of the {len(enough)} studies{what} under masks that have ten people behind every column, "
+            f"Of the {len(enough)} {what} under masks that have ten people behind every column, "
             f"{len(among)} are refused:\n{len(among) - len(wrongly)} rightly, and {len(wrongly)} "
             f"({100 * len(wrongly) / len(enough):.1f} %) wrongly, because a silo cannot prove that the rule "
             "holds."
         )
     return (
-        f"{said[0]} The goal is 2 %.\n{said[1]}\n"
+        f"{said[0]}\n{said[1]} The goal is 2 %.\n{said[2]}\n"
         f"Of all {len(under)} studies under masks, {len(answered)} are answered although the rule is "
         "violated.\n"
         f"In {sum(v.advised for v in refused)} of the {len(refused)} studies that are refused under masks, "
