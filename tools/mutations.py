@@ -86,8 +86,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         GUARD,
         (
             "one silo fewer is enough",
-            "len(plan.roster) < self.policy.min_silos",
-            "len(plan.roster) + 1 < self.policy.min_silos",
+            "len(plan.roster) < policy.min_silos",
+            "len(plan.roster) + 1 < policy.min_silos",
         ),
         (
             "one row fewer is enough",
@@ -202,8 +202,8 @@ MUTATIONS: tuple[Mutation, ...] = (
         ),
         (
             "two silos hide each other",
-            "plan.fewest_together < self.policy.colluders + 2:",
-            "plan.fewest_together < self.policy.colluders + 1:",
+            "plan.fewest_together < policy.colluders + 2:",
+            "plan.fewest_together < policy.colluders + 1:",
         ),
         (
             "numbers have no limit",
@@ -764,13 +764,13 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("strays are not counted", "self._position.strays += 1", "self._position.strays += 0"),
         (
             "rows are not examined",
-            "            guard.examine(query, self._rows",
-            "            (lambda *_: None)(query, self._rows",
+            "        self._guard.examine(query, self._rows",
+            "        (lambda *_: None)(query, self._rows",
         ),
         (
             "the answer is not released by the guard",
-            "            answer = guard.release(query, answer, self.n_rows)\n",
-            "",
+            "return self._guard.release(query, answer, self.n_rows)",
+            "return answer",
         ),
         (
             "an approval is not asked for",
