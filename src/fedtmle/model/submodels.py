@@ -199,7 +199,7 @@ def starts_of(counts: IntArray) -> IntArray:
 
 
 class OverPieces(Protocol):
-    """Applies work to consecutive pieces of the long rows, in order; the pieces run in parallel."""
+    """A function that applies work to consecutive pieces of the long rows in parallel, in their order."""
 
     def __call__(self, work: Callable[[LongRows], Any], /) -> Iterator[Any]: ...
 

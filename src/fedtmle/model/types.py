@@ -199,7 +199,7 @@ class Family(enum.IntEnum):
 
     @property
     def curvature_ceiling(self) -> float | None:
-        """sup of rho'', or None where there is none on the whole line."""
+        """The supremum of rho'' over the real line, or None if it is infinite."""
         return _CURVATURE_CEILINGS[self]
 
     def slope_ceiling(self, eta: float, y: float) -> float:
