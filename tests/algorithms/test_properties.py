@@ -14,8 +14,9 @@ from fedtmle.algorithms.base import TargetingProgram
 from fedtmle.protocol import messages
 from fedtmle.protocol.messages import Answered, Ask, Begin, Close, Compare, Open
 from fedtmle.protocol.plan import Plan, roster
-from fedtmle.runtime.session import Replay, Session
+from fedtmle.runtime.session import Session
 from tests.cases import ALGORITHMS, TARGETS, Case, targets
+from tests.replay import Replay
 
 
 @pytest.fixture(scope="module", params=TARGETS)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from fedtmle.errors import DecodeError
 from fedtmle.model.table import AbstractBins, Forecast, Group
-from fedtmle.protocol.bins import BinsQuery, BinTotal, CellsCode, smallest_cell
+from fedtmle.protocol.bins import BinsQuery, BinTotal, CellsCode, Holders, add_holders
 from fedtmle.protocol.codes import BitReader, BitWriter, decode, encode, golomb_length, golomb_order
 from fedtmle.protocol.guard import Guard
 from fedtmle.protocol.policy import UNGUARDED
@@ -175,8 +175,16 @@ def test_a_sum_that_would_tell_of_a_few_is_hidden() -> None:
     outcome = [1.0] * 3 + [0.0] * 20 + [1.0] * 10 + [0.0] * 10
     assert answered(silo([0] * 23 + [1] * 20, outcome, outcome)) == ((None, None, None),)  # three events
     assert answered(silo([1] * 23 + [1] * 20, outcome, outcome)) != ((None, None, None),)
-    assert smallest_cell(np.ones(50)) == 0  # of all alike, everyone's is told
-    assert smallest_cell(np.arange(50.0)) == 50
+
+
+def test_the_holders_of_the_rarest_value_are_counted_where_there_are_few_values() -> None:
+    def rarest(values: np.ndarray) -> int:
+        (holders,) = held = [Holders()]
+        add_holders(held, values, np.zeros(len(values), dtype=np.uint8))
+        return holders.rarest(len(values))
+
+    assert rarest(np.ones(50)) == 0  # of all alike, everyone's is told
+    assert rarest(np.arange(50.0)) == 50
 
 
 def test_messages_round_trip_and_garbage_is_refused() -> None:

@@ -13,7 +13,6 @@ import pytest
 import fedtmle as ft
 from fedtmle.layout import decimals
 from fedtmle.report.page import render
-from fedtmle.report.series import document_of
 from fedtmle.results.result import load
 from tests.report.studies import ALGORITHMS, TARGETS, VARIABLES, result, silos
 
@@ -92,15 +91,6 @@ def test_what_a_user_wrote_is_escaped() -> None:
     page = render(document)
     assert "<img" not in page
     assert words(page).count(bad) >= 4
-
-
-def test_a_core_result_has_a_page() -> None:
-    problem = ft.Mean(bounds=(0.0, 10.0))
-    rows = {"a": [1.0, 2.0, 6.0], "b": [4.0, 7.0]}
-    solved = ft.solve(problem, problem.start(5.0), rows, ft.Gradient(optimizer=ft.Newton()), observe=True)
-    page = words(render({"question": "What is the mean?", **document_of(solved)}))
-    assert "mean: 4.00 " in page
-    assert "To reproduce this" in page
 
 
 def long_run(rounds: int) -> dict[str, Any]:

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from fedtmle.runtime.ledger import Transcript, epsilon_taken, read, scopes
-from fedtmle.runtime.session import Replay, Session
+from fedtmle.runtime.session import Session
+from tests.replay import Replay
 from tests.runtime.faults import NOISY, PASSING, encoded, records
 
 KILLS = 40

@@ -41,7 +41,7 @@ from fedtmle.protocol.query import Problem, Query
 from fedtmle.runtime.ledger import Ledger, read
 from fedtmle.runtime.records import Keeper
 from fedtmle.runtime.rows import read_rows
-from fedtmle.runtime.session import InProcess, Replay, Session, run_embedded
+from fedtmle.runtime.session import InProcess, Session, run_embedded
 from fedtmle.runtime.silo import Silo
 from fedtmle_paper.optimal_transport import OptimalTransport
 from fedtmle_paper.two_arm import TwoArm, TwoArmRows
@@ -50,6 +50,7 @@ from tests.damage import damaged
 from tests.premise import Premise
 from tests.protocol.test_messages import drawn
 from tests.queries import RUNS
+from tests.replay import Replay
 
 ALGORITHM = ft.Coded(tolerance=1e-5)
 

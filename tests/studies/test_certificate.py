@@ -43,14 +43,6 @@ def test_show_and_report_have_the_statistical_terms(result: ft.StudyResult, tmp_
     assert "of the value that more rounds would reach" in page
 
 
-def test_a_result_without_the_new_keys_is_still_shown(result: ft.StudyResult) -> None:
-    """A result that an earlier version saved."""
-    old = {key: value for key, value in result.document.items() if key not in ("convergence", "uncovered")}
-    stated = {k: v for k, v in old["certificate"].items() if k not in ("remainder", "distance")}
-    assert "Certificate:" in certificate_table({**old, "certificate": stated})
-    render({**old, "certificate": stated})
-
-
 def test_what_the_theorem_does_not_cover_is_named(result: ft.StudyResult) -> None:
     assert uncovered(STUDY) == result.document["uncovered"] == []
     text = " ".join(certificate({**result.document, "uncovered": ["records are clustered"]}))

@@ -14,13 +14,13 @@ import fedtmle as ft
 from fedtmle.cli import app
 from fedtmle.errors import InputError
 from fedtmle.studyfile.file import read_study
-from fedtmle.targets.residuals import installed_targets
+from fedtmle.targets.residuals import installed_target
 from fedtmle_paper.benchmark import gaussian_mixture
 from fedtmle_paper.optimal_transport import OptimalTransport
 from fedtmle_paper.target import TransportOffsets
 
 pytestmark = pytest.mark.skipif(
-    "TransportOffsets" not in installed_targets(), reason="fedtmle-paper was installed before: run `make`"
+    installed_target("TransportOffsets") is None, reason="fedtmle-paper was installed before: run `make`"
 )
 
 

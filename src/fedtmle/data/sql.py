@@ -50,7 +50,6 @@ class Aggregate(enum.Enum):
     COUNT_DISTINCT = "count distinct"
     MIN = "min"
     MAX = "max"
-    SUM = "sum"
 
 
 class SetOperator(enum.Enum):

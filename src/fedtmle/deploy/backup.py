@@ -166,7 +166,7 @@ def _restore_records(
     ledger_stays = ledger_in_place is not None and "ledger.jsonl" not in restored
     closed: list[str] = []
     if restored:
-        begun = {line.get("plan", "") for line in read(folder / "ledger.jsonl")} if ledger_stays else None
+        begun = {line["plan"] for line in read(folder / "ledger.jsonl")} if ledger_stays else None
         approved = [plan for plan, each in approvals_of(kit.home).current().items() if each.approved]
         closed = [
             plan for plan in approved if plan not in journals_in_place and (begun is None or plan in begun)

@@ -548,7 +548,7 @@ def _ledger_counts(path: Path, _bytes: int) -> tuple[Counter[str], int, bool]:
     """Return the decisions, the bits that left, and whether the ledger is unbroken; read again if it grew."""
     counts, bits = Counter[str](), 0
     try:
-        for line, answer, _ in walk(read(path) if path.exists() else ()):
+        for line, answer in walk(read(path) if path.exists() else ()):
             counts[line["decision"]] += 1
             bits += 0 if answer is None else answer.bits
     except (FedTMLEError, OSError):

@@ -202,17 +202,5 @@ class Family(enum.IntEnum):
         """The supremum of rho'' over the real line, or None if it is infinite."""
         return _CURVATURE_CEILINGS[self]
 
-    def slope_ceiling(self, eta: float, y: float) -> float:
-        """A bound of |rho'| where |eta| and |y| are at most these."""
-        match self:
-            case Family.LINEAR:
-                return 1.0
-            case Family.GAUSSIAN:
-                return eta + y
-            case Family.LOGISTIC:
-                return 1.0 + y
-            case Family.POISSON:
-                return (math.exp(eta) if eta < 709 else math.inf) + y
-
 
 _CURVATURE_CEILINGS = (0.0, 1.0, 0.25, None)  # in the order of the codes

@@ -391,13 +391,6 @@ def _finest(size: int, allowed: Mapping[tuple[int, int], bool]) -> tuple[int, ..
     return best.get(size)
 
 
-def smallest_cell(values: Array) -> int:
-    """Return how many people hold the rarest value if there are few values; 0 if all hold the same."""
-    (holders,) = held = [Holders()]
-    add_holders(held, values, np.zeros(len(values), dtype=np.uint8))
-    return holders.rarest(len(values))
-
-
 class Holders:
     """How many people hold each value, counted as long as there are few different values."""
 

@@ -94,22 +94,21 @@ def proved(document: Document) -> Iterator[str]:
 
 def assumed(document: Document) -> Iterator[str]:
     """Yield the assumptions that no computation on these records can check."""
-    study = document.get("study")
-    if study:
-        yield from study["target"]["assumptions"]
-        if "missingness" in study["models"]:
-            yield "Whether an outcome is missing depends only on what the missingness model uses."
-        yield (
-            "The models are right, or are learned fast enough (the remainder is small against the standard "
-            "error); which of them may be wrong is for the target's own documentation."
-            if "brought" in study["target"]
-            else "For the estimate: the outcome model or the models of treatment and missingness are right. "
-            "For the interval: all of them are, or are learned fast enough (the remainder is small against "
-            "the standard error)."
-        )
-        yield "Records are independent" + (
-            f" between clusters of {study['options']['cluster']}." if study["options"]["cluster"] else "."
-        )
+    study = document["study"]
+    yield from study["target"]["assumptions"]
+    if "missingness" in study["models"]:
+        yield "Whether an outcome is missing depends only on what the missingness model uses."
+    yield (
+        "The models are right, or are learned fast enough (the remainder is small against the standard "
+        "error); which of them may be wrong is for the target's own documentation."
+        if "brought" in study["target"]
+        else "For the estimate: the outcome model or the models of treatment and missingness are right. "
+        "For the interval: all of them are, or are learned fast enough (the remainder is small against "
+        "the standard error)."
+    )
+    yield "Records are independent" + (
+        f" between clusters of {study['options']['cluster']}." if study["options"]["cluster"] else "."
+    )
     smoothness = (document["certificate"] or {}).get("smoothness")
     if smoothness:
         uses = "It affects the number of rounds; the bound on the residual does not depend on it."
@@ -126,7 +125,7 @@ def assumed(document: Document) -> Iterator[str]:
 
 def messages(document: Document) -> Iterator[tuple[str, str]]:
     """Yield each phase with the contents of a silo's message."""
-    algorithm = document["study"]["algorithm"]["kind"] if "study" in document else ""
+    algorithm = document["study"]["algorithm"]["kind"]
     contents = {
         **CONTENTS,
         "targeting": ("targeting", TARGETING.get(algorithm, "what the algorithm asks for")),
@@ -137,7 +136,7 @@ def messages(document: Document) -> Iterator[tuple[str, str]]:
 
 def disclosed(document: Document) -> Iterator[str]:
     """Yield sentences about what the silos disclosed."""
-    released, silos = document.get("silos", {}), document["sizes"]
+    released, silos = document["silos"], document["sizes"]
     seen = (
         "The silos' sums were masked: the server and the silos read totals over all silos only, unless all "
         "silos but one share what they know."
@@ -239,18 +238,18 @@ def sent(document: Document) -> str:
 
 def reproduce(document: Document) -> str:
     """Return digests, versions, models and options."""
-    study = document.get("study", {})
+    study = document["study"]
     rows = [
-        ["plan (SHA-256)", str(document.get("plan", "-"))],
+        ["plan (SHA-256)", str(document["plan"])],
         ["transcript (SHA-256)", str(document["transcript"])],
-        ["seed", str(study.get("options", {}).get("seed", "-"))],
-        *([name, str(value)] for name, value in document.get("versions", {}).items()),
+        ["seed", str(study["options"]["seed"])],
+        *([name, str(value)] for name, value in document["versions"].items()),
     ]
-    for name, value in study.get("algorithm", {}).items():
+    for name, value in study["algorithm"].items():
         rows.append([f"algorithm: {name}", str(value)])
-    for role, model in study.get("models", {}).items():
+    for role, model in study["models"].items():
         rows.append([f"{role} model", str(model)])
-    for name, value in study.get("options", {}).items():
+    for name, value in study["options"].items():
         rows.append([f"option: {name}", str(value)])
     note = (
         "The same plan on the same records gives the same transcript with these versions on such a machine."
@@ -268,10 +267,9 @@ def render(document: Document) -> str:
     """Return the page, which loads no other file."""
     sections = {title: html for title, html in _sections(document) if html}
     checklist = CHECKLISTS["emulation" in document]
-    if "study" in document:
-        appendix = {title: sections.pop(title) for title in APPENDIX if title in sections}
-        titles = {*sections, *appendix, checklist.name}
-        sections |= {checklist.name: checklists.render(checklist, titles), **appendix}
+    appendix = {title: sections.pop(title) for title in APPENDIX}
+    titles = {*sections, *appendix, checklist.name}
+    sections |= {checklist.name: checklists.render(checklist, titles), **appendix}
     links = "".join(element("li", text("a", title, href=f"#{anchor(title)}")) for title in sections)
     body = "".join(
         element("section", text("h2", title) + html, id=anchor(title)) for title, html in sections.items()
@@ -294,34 +292,29 @@ def render(document: Document) -> str:
 
 def _sections(document: Document) -> Iterator[tuple[str, str]]:
     """Yield the titles and the HTML of the sections, in their order; those without HTML are left out."""
-    over: tuple[tuple[str, str], ...] = ()
-    if "study" in document:
-        over = (
-            ("Survival curves", people.curves(document)),
-            ("Risks over time", clinical.risks(document)),
-        )
+    over = (
+        ("Survival curves", people.curves(document)),
+        ("Risks over time", clinical.risks(document)),
+    )
     is_long = len(document["estimates"]) > MOST_ROWS
     yield from over if is_long else ()  # figures before the table
     yield "Estimates", _estimates(document)
     yield from () if is_long else over
-    if "study" in document:
-        yield "A finer grid", people.finer_grid(document)
-        yield "Participants", people.participants(document)
-        yield "Adherence", clinical.adherence(document)
-        yield "Weights over time", clinical.followers_weights(document)
+    yield "A finer grid", people.finer_grid(document)
+    yield "Participants", people.participants(document)
+    yield "Adherence", clinical.adherence(document)
+    yield "Weights over time", clinical.followers_weights(document)
     yield from emulation.sections(document)
-    if "study" in document and "emulation" not in document:
+    if "emulation" not in document:
         yield "Baseline characteristics", people.characteristics(document)
-    if "study" in document:
-        yield "Missing data", people.missing(document)
-        yield "Balance", people.balance(document)
-        yield "Overlap", people.overlap(document)
-        yield "Outcome model", people.fit(document)
-        yield "Sensitivity", people.sensitivity(document)
+    yield "Missing data", people.missing(document)
+    yield "Balance", people.balance(document)
+    yield "Overlap", people.overlap(document)
+    yield "Outcome model", people.fit(document)
+    yield "Sensitivity", people.sensitivity(document)
     yield "Silo by silo", _forest(document)
     yield "Heterogeneity", _heterogeneity(document)
-    if "study" in document:
-        yield "Methods", _methods(document)
+    yield "Methods", _methods(document)
     yield "How exactly", exactness(document)
     yield "What left the silos", sent(document)
     yield "To reproduce this", reproduce(document)
@@ -342,28 +335,24 @@ def _header(document: Document) -> str:
     if len(document["estimates"]) == 1:
         (row,) = document["estimates"]
         value, _, interval = cells(row)
-        aside = text("small", f"{_interval_title(document)}: {interval}")
+        aside = text("small", f"{interval_title(document)}: {interval}")
         answer = text("span", f"{_measure(document, row)}: {value}")
         parts.append(element("p", f"{answer} {aside}", class_="answer"))
     style = "status" if document["converged"] else "status bad"
-    style += " noted" if document["converged"] and document.get("warnings") else ""
+    style += " noted" if document["converged"] and document["warnings"] else ""
     status = str(document["status_text"])
     parts.append(element("p", text("span", status[:1].upper() + status[1:], class_=style)))
-    parts += [text("p", f"Warning: {warning}", class_="warning") for warning in document.get("warnings", [])]
-    parts += [text("p", f"Note: {note}", class_="soft") for note in document.get("notes", [])]
+    parts += [text("p", f"Warning: {warning}", class_="warning") for warning in document["warnings"]]
+    parts += [text("p", f"Note: {note}", class_="soft") for note in document["notes"]]
     return "".join(parts)
 
 
 def _measure(document: Document, row: Document) -> str:
     """Return an estimate's name for a reader; if the study estimates one value, this is its measure."""
-    if "study" not in document or len(document["estimates"]) > 1:
+    if len(document["estimates"]) > 1:
         return str(row["estimand"])
     first = series.measure(document)
     return f"{first[:1].upper()}{first[1:]}"
-
-
-def _interval_title(document: Document) -> str:
-    return interval_title(document) if "study" in document else "95% interval"
 
 
 def _estimates(document: Document) -> str:
@@ -371,16 +360,16 @@ def _estimates(document: Document) -> str:
     if not estimates:
         return _personalized(document)
     digits = _digits(document)
-    title = _interval_title(document)
+    title = interval_title(document)
     tests = any(row["p_value"] is not None for row in estimates)
     head = ["estimand", "estimate", "std. error", title, *(["p"] if tests else [])]
     rows = [
         [row["estimand"], *cells(row, digits), *([probability(row["p_value"])] if tests else [])]
         for row in estimates
     ]
-    caption = series.caption(document) if "study" in document else ""
-    html = scrolling(table(head, rows, caption=caption), "Estimates") + _means(document, digits)
-    if len(estimates) > 1 and document.get("simultaneous"):
+    html = scrolling(table(head, rows, caption=series.caption(document)), "Estimates")
+    html += _means(document, digits)
+    if len(estimates) > 1 and document["simultaneous"]:
         rows = [[row["estimand"], cells(row, digits)[2]] for row in document["simultaneous"]]
         said = "Simultaneous intervals: all of them hold together with the same confidence."
         joint = scrolling(table(["estimand", f"simultaneous {title}"], rows), "Simultaneous intervals")
@@ -394,9 +383,9 @@ def _estimates(document: Document) -> str:
 def _means(document: Document, digits: int) -> str:
     """Return the mean outcome in each arm, for an estimand that compares arms."""
     is_comparison = any(row["scale"] != "value" for row in document["estimates"])
-    if "study" not in document or not is_comparison or not document["psi"] or document.get("curves"):
+    if not is_comparison or not document["psi"] or document.get("curves"):
         return ""
-    if document["study"]["options"].get("submodel") == "contrast":  # no means were estimated
+    if document["study"]["options"]["submodel"] == "contrast":  # no means were estimated
         return ""
     each = zip(document["names"], document["psi"], document["std_error"], strict=True)
     rows = [
@@ -411,7 +400,7 @@ def _means(document: Document, digits: int) -> str:
 
 
 def _personalized(document: Document) -> str:
-    silos = document.get("personalized", {})
+    silos = document["personalized"]
     html = text("p", "Each silo keeps its own estimate; there is no pooled one.")
     rows = [
         [str(update), str(each["silos"]), "-" if each["people"] is None else f"{each['people']:,}"]
@@ -431,7 +420,7 @@ def _personalized(document: Document) -> str:
         html += scrolling(table(["silo", "records", "retired at update"], rows), "Silos")
     released = [(name, row) for name, silo in silos.items() for row in silo["estimates"]]
     if released:
-        head = ["released by silos", "estimand", "estimate", "std. error", _interval_title(document)]
+        head = ["released by silos", "estimand", "estimate", "std. error", interval_title(document)]
         rows = [[name, row["estimand"], *cells(row)] for name, row in released]
         html += scrolling(table(head, rows), "Released estimates")
     return html
@@ -451,7 +440,7 @@ def _forest(document: Document) -> str:
             f"interval {pooled.low:.{digits}f} to {pooled.high:.{digits}f}; "
             f"{sum(row.kind == 'silo' for row in data.rows)} silos show their own."
         )
-        title = f"{data.estimand} with its {_interval_title(document)}"
+        title = f"{data.estimand} with its {interval_title(document)}"
         figures.append(
             charts.figure(
                 charts.forest(data, digits), title=title, description=description, key=f"forest-{k}"
@@ -463,7 +452,7 @@ def _forest(document: Document) -> str:
         "Only silos whose owner allows it are shown by themselves. A silo's own estimate is its own TMLE: "
         "the study's models fitted and targeted on its records alone. The summary is their random-effects "
         "mean (REML, Hartung-Knapp interval), with the interval for the effect at another such silo."
-        if document.get("silos")
+        if document["silos"]
         else "No owner allows an estimate of their silo's own to be shown, so only the pooled one is drawn."
     )
     rows = [
@@ -506,5 +495,5 @@ def _heterogeneity(document: Document) -> str:
 
 
 def _footer(document: Document) -> str:
-    version = str(document.get("version", ""))
+    version = str(document["version"])
     return text("p", f"Made by fedtmle {version} from a saved result. The page loads nothing from a network.")

@@ -45,7 +45,7 @@ def participants(document: Document) -> str:
     by_silo = [
         [silo, "not disclosed" if size is None else f"{size:,}"] for silo, size in document["sizes"].items()
     ]
-    by_silo += [[silo, f"did not take part: {why}"] for silo, why in document.get("absent", {}).items()]
+    by_silo += [[silo, f"did not take part: {why}"] for silo, why in document["absent"].items()]
     numbers = scrolling(table(["silo", "records"], by_silo), "Records by silo")
     return (
         ("" if "emulation" in document else _flow(document, counted))
@@ -56,8 +56,8 @@ def participants(document: Document) -> str:
 
 def _flow(document: Document, counted: str) -> str:
     """Draw the records of the silos that took part, the omitted records, and the arms with their outcomes."""
-    data, people = series.overlap(document), document.get("participants")
-    if data is None or not people:
+    data, people = series.overlap(document), document["participants"]
+    if data is None:
         return ""
     boxes, lost = [f"Records at {silo_count(document)}: {people['records']:,}"], []
     if people["omitted"]:
@@ -78,7 +78,7 @@ def _flow(document: Document, counted: str) -> str:
 
 def characteristics(document: Document) -> str:
     """Return Table 1: the covariates of the models by arm, unweighted, from the silos that disclose them."""
-    described = document.get("balance")
+    described = document["balance"]
     if not described:
         return ""
     lines, silos = [], len(document["sizes"])
@@ -86,13 +86,13 @@ def characteristics(document: Document) -> str:
         if line["hidden_in"] == silos:
             continue
         hidden = f" [{silos - line['hidden_in']} of {silos} silos]" if line["hidden_in"] else ""
-        unit = f" ({line['unit']})" if line.get("unit") else ""
+        unit = f" ({line['unit']})" if line["unit"] else ""
         known = [value for value in line["differences"] if value is not None]
         lines.append(
             {
                 "label": f"{covariate_name(line)}{unit}{hidden}",
                 "mean": [] if None in line["means"] else line["means"],
-                "sd": line.get("sds"),
+                "sd": line["sds"],
                 "difference": max(known, key=abs, default=None),
             }
         )
@@ -189,7 +189,7 @@ def fit(document: Document) -> str:
     html = "".join(
         scrolling(table(head, learners), head[0].capitalize()) for head, *learners in learner_tables(document)
     )
-    fitted = (document.get("diagnostics") or {}).get("outcome_fit")
+    fitted = (document["diagnostics"] or {}).get("outcome_fit")
     if not fitted:
         return html
     shown = fitted.get("r_squared") or {}
@@ -233,13 +233,13 @@ def sensitivity(document: Document) -> str:
 
 
 def _ladder(document: Document) -> str:
-    steps = document.get("ladder") or []
+    steps = document["ladder"]
     if not steps or not document["estimates"]:
         return ""
     html = ""
     for k, first in enumerate(steps[0]["estimates"]):
         rows = []
-        own = document.get("g_floor") or 0.0
+        own = document["g_floor"]
         mine = {"bound": own, "estimates": document["estimates"]}
         for step in sorted([*steps, mine], key=lambda step: step["bound"]):
             row = step["estimates"][k]
@@ -257,7 +257,7 @@ def _ladder(document: Document) -> str:
 
 
 def _confounding(document: Document) -> Iterator[str]:
-    lines = document.get("sensitivity") or []
+    lines = document["sensitivity"]
     if not lines:
         return
     rows = []
@@ -295,10 +295,10 @@ def missing(document: Document) -> str:
             )
     else:
         html += _without_outcome(document, sum(arm.records - arm.observed for arm in data.arms))
-    omitted = document.get("participants", {}).get("omitted", 0)
+    omitted = document["participants"]["omitted"]
     if omitted:
         html += text("p", f"{omitted:,} records have no treatment and are left out, as the study declares.")
-    lines = document.get("missing") or {}
+    lines = document["missing"]
     if lines:
         rows = [
             [
@@ -314,7 +314,7 @@ def missing(document: Document) -> str:
 
 def _imputation(document: Document) -> str:
     """Return what imputation costs each estimate; empty if nothing was imputed."""
-    imputation = document.get("imputation")
+    imputation = document["imputation"]
     if not imputation:
         return ""
     rows = [

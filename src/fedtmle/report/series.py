@@ -28,29 +28,30 @@ ALGORITHMS = {
 
 def label(document: Document, name: str | None) -> str:
     """Return the label of a variable from the dictionary, or its name."""
-    declared = document.get("study", {}).get("variables", {}).get(name, {})
+    declared = document["study"]["variables"].get(name, {})
     return str(declared.get("label") or name)
+
+
+def _with_unit(document: Document, name: str | None) -> str:
+    unit = document["study"]["variables"].get(name, {}).get("unit")
+    return f"{label(document, name)} ({unit})" if unit else label(document, name)
 
 
 def outcome(document: Document) -> str:
     """Return the outcome's label, with its unit."""
-    name = document["study"]["target"]["outcome"]
-    unit = document["study"].get("variables", {}).get(name, {}).get("unit")
-    return f"{label(document, name)} ({unit})" if unit else label(document, name)
+    return _with_unit(document, document["study"]["target"]["outcome"])
 
 
 def time(document: Document) -> str:
     """Return the label of the time to the event, with its unit."""
-    name = document["study"]["target"].get("time")
-    unit = document["study"].get("variables", {}).get(name, {}).get("unit")
-    return f"{label(document, name)} ({unit})" if unit else label(document, name)
+    return _with_unit(document, document["study"]["target"].get("time"))
 
 
 def arm(document: Document, code: str) -> str:
     """Return the label of an arm from the dictionary's levels of the treatment, or its code."""
     treatment = document["study"]["target"]["treatment"]
-    levels = document["study"].get("variables", {}).get(treatment, {}).get("levels") or {}
-    return str((levels.get(code) if isinstance(levels, dict) else None) or code)
+    levels = document["study"]["variables"].get(treatment, {}).get("levels", {})
+    return str(levels.get(code) or code)
 
 
 def rule(document: Document, name: str) -> str:
@@ -73,11 +74,11 @@ def caption(document: Document) -> str:
 
 def asked(document: Document) -> str:
     """Return a sentence that says what was estimated, where the page's title does not."""
-    if "study" not in document or title(document) == document["question"]:
+    if title(document) == document["question"]:
         return ""
     if document["study"]["target"]["measure"] is None:
         return str(document["question"])
-    return f"{caption(document)}." if document["study"].get("title") else ""
+    return f"{caption(document)}." if document["study"]["title"] else ""
 
 
 def measure(document: Document) -> str:
@@ -101,9 +102,7 @@ def _spaced(name: str) -> str:
 
 def title(document: Document) -> str:
     """Return the title of the page: the study's own, or one made of measure, outcome and arms."""
-    if "study" not in document:
-        return str(document["question"])
-    own = document["study"].get("title")
+    own = document["study"]["title"]
     if own:
         return str(own)
     if document["study"]["target"]["measure"] is None:
@@ -412,12 +411,11 @@ class Arm:
 
 @dataclass(frozen=True, kw_only=True)
 class CohortOverlap:
-    """Counts by arm, effective sample sizes, and the truncation of the propensity score, if any."""
+    """Counts by arm and effective sample sizes."""
 
     arms: tuple[Arm, ...]
     records: int  # number in all arms; each record has a score for every arm
     effective: Mapping[str, float]
-    truncation: float | None
 
 
 def overlap(document: Document) -> CohortOverlap | None:
@@ -436,7 +434,6 @@ def overlap(document: Document) -> CohortOverlap | None:
         ),
         records=document["n"],
         effective=document["effective_sizes"],
-        truncation=document["g_floor"] or None,
     )
 
 

@@ -69,7 +69,7 @@ class StudyResult:
     @property
     def headline(self) -> tuple[str, ...]:
         """Caveats to read before the estimates: absent silos and poor overlap."""
-        absent = self.document.get("absent")
+        absent = self.document["absent"]
         return (
             *([f"{silo_count(self.document)} took part."] if absent else []),
             *([POOR_OVERLAP] if is_poor(self.document) else []),
@@ -78,7 +78,7 @@ class StudyResult:
     @property
     def title(self) -> str:
         """The study's title, or its question."""
-        return str(self.document["study"].get("title") or self.document["question"])
+        return str(self.document["study"]["title"] or self.document["question"])
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -88,7 +88,7 @@ class StudyResult:
     @property
     def notes(self) -> tuple[str, ...]:
         """Further information about the run that casts no doubt on the estimates."""
-        return tuple(self.document.get("notes", ()))
+        return tuple(self.document["notes"])
 
     def __repr__(self) -> str:
         lines = [self.title, self.document["status_text"], *self.headline]

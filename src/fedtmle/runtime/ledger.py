@@ -16,14 +16,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
-from typing import NotRequired, TypedDict
+from typing import TypedDict
 
 import msgspec
 
 from fedtmle.errors import DecodeError, InputError, JournalError
 from fedtmle.model.budget import OWNER_DELTA, epsilon_of
-from fedtmle.protocol import messages
-from fedtmle.protocol.messages import Open
 from fedtmle.runtime.journal import Held
 from fedtmle.runtime.signing import SigningKey, check_head, read_head, write_head
 
@@ -87,10 +85,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LedgerLine(TypedDict):
-    """One line as `read` returns it: the entry, bytes in base64, chained to the line before it.
-
-    Ledgers of earlier versions have no plan, data, explanation and told.
-    """
+    """One line as `read` returns it: the entry, bytes in base64, chained to the line before it."""
 
     line: int
     time: str
@@ -108,10 +103,10 @@ class LedgerLine(TypedDict):
     functionals: int
     bits: int
     recovered: bool
-    plan: NotRequired[str]
-    data: NotRequired[str]
-    explanation: NotRequired[str]
-    told: NotRequired[StudyScope | None]
+    plan: str
+    data: str
+    explanation: str
+    told: StudyScope | None
     previous: str
     hash: str
 
@@ -199,9 +194,7 @@ class Ledger:
     def has_answered(self, plan: str) -> bool:
         """Return whether the silo has answered any request of a plan."""
         with Held(self._file):
-            return any(
-                line.get("plan") == plan and line["decision"] == "answered" for line in read(self.path)
-            )
+            return any(line["plan"] == plan and line["decision"] == "answered" for line in read(self.path))
 
     def scopes(self) -> dict[str, tuple[str, StudyScope]]:
         """Return the time of each study's first answer and the study's scope, by its plan in hexadecimal."""
@@ -214,7 +207,7 @@ class Ledger:
 
 def scopes(lines: Iterable[LedgerLine]) -> dict[str, tuple[str, StudyScope]]:
     """Return the time of each study's first answer and the study's scope, by its plan in hexadecimal."""
-    each = ((line.get("plan", ""), line["time"], line.get("told")) for line in lines)
+    each = ((line["plan"], line["time"], line["told"]) for line in lines)
     return {plan: (time, record) for plan, time, record in each if record is not None}
 
 
@@ -396,7 +389,6 @@ class Answer:
     """One answer that left the silo, with its own numbers and bits."""
 
     line: LedgerLine
-    plan: str
     words: str  # the query, as `preview` explains it
     numbers: int
     bits: int
@@ -451,8 +443,8 @@ class StudyAccount:
 def studies(lines: Iterable[LedgerLine]) -> list[StudyAccount]:
     """Return the account of every study in a ledger, the first one first."""
     accounts: dict[str, StudyAccount] = {}
-    for line, answer, plan in walk(lines):
-        account = accounts.setdefault(plan, StudyAccount(plan, line["time"]))
+    for line, answer in walk(lines):
+        account = accounts.setdefault(line["plan"], StudyAccount(line["plan"], line["time"]))
         account.last = line["time"]
         if answer is not None:
             key = (answer.words, line["phase"])
@@ -461,7 +453,7 @@ def studies(lines: Iterable[LedgerLine]) -> list[StudyAccount]:
             kind.numbers += answer.numbers
             kind.bits += answer.bits
         elif line["decision"] == "refused":
-            advice = line.get("explanation", "")
+            advice = line["explanation"]
             account.refusals.append(Refusal(line["time"], line["reason"], line["key"], advice))
         elif line["decision"] == "repeated":
             account.repeated += 1
@@ -470,37 +462,21 @@ def studies(lines: Iterable[LedgerLine]) -> list[StudyAccount]:
     return list(accounts.values())
 
 
-def walk(lines: Iterable[LedgerLine]) -> Iterator[tuple[LedgerLine, Answer | None, str]]:
-    """Yield each line with its answer, None if it has none, and its plan."""
+def walk(lines: Iterable[LedgerLine]) -> Iterator[tuple[LedgerLine, Answer | None]]:
+    """Yield each line with its answer, None if it has none."""
     totals: dict[str, tuple[int, int]] = {}  # numbers and bits by session
-    plans: dict[str, str] = {}  # by session
     for line in lines:
-        session = line["session"]
-        plan = line.get("plan") or plans.get(session) or _opened_plan(line)
-        plans.setdefault(session, plan)
         if line["decision"] != "answered" or not line["query"]:
-            yield line, None, plan
+            yield line, None
             continue
-        numbers, bits = totals.get(session, (0, 0))
-        totals[session] = (line["functionals"], line["bits"])
-        words = line.get("explanation") or line["query"]
+        numbers, bits = totals.get(line["session"], (0, 0))
+        totals[line["session"]] = (line["functionals"], line["bits"])
         yield (
             line,
             Answer(
                 line=line,
-                plan=plan,
-                words=words,
+                words=line["explanation"],
                 numbers=line["functionals"] - numbers,
                 bits=line["bits"] - bits,
             ),
-            plan,
         )
-
-
-def _opened_plan(line: LedgerLine) -> str:
-    """Return the plan that the first request of a session names, for ledgers of earlier versions."""
-    try:
-        request = messages.decode_request(base64.b64decode(line["asked"]))
-    except (DecodeError, ValueError):
-        return ""
-    return request.plan.hex() if isinstance(request, Open) else ""

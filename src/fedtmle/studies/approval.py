@@ -171,7 +171,7 @@ def decided(home: Home) -> list[Decided]:
     """Return every decision of a silo's owner, oldest first."""
     made, current = home.approvals.decisions(), home.approvals.current()
     lines = ledger.walk(read(home.ledger_path)) if home.has_past else ()
-    left = [(plan, line["time"]) for line, answer, plan in lines if answer is not None]
+    left = [(line["plan"], line["time"]) for line, answer in lines if answer is not None]
     return [
         Decided(
             decision=each,

@@ -366,11 +366,6 @@ class OnColumns(AbstractProblem[Law, AnyTable], Generic[Law]):
 GROUP = "fedtmle.targets"
 
 
-def installed_targets() -> tuple[str, ...]:
-    """Return the names of the targets that installed distributions bring; none is imported."""
-    return tuple(sorted({point.name for point in entry_points(group=GROUP)}))
-
-
 def installed_target(name: str) -> type[AbstractEffect] | None:
     """Return the target that an installed distribution brings as ``name``, or None; import its module."""
     points = sorted(entry_points(group=GROUP, name=name), key=_distribution)

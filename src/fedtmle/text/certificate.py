@@ -42,7 +42,7 @@ def certificate(document: Document) -> Iterator[str]:
 
 def convergence(document: Document) -> str:
     """Return how far the estimates may be from convergence, in a sentence; empty if nothing is known."""
-    stated = document.get("convergence")
+    stated = document["convergence"]
     if not stated:
         return ""
     if not stated["estimands"]:
@@ -64,7 +64,7 @@ def convergence(document: Document) -> str:
 
 def history(document: Document) -> Iterator[str]:
     """Yield what thm:statistical says about the run, beside the standard error."""
-    terms = (document.get("certificate") or {}).get("remainder")
+    terms = (document["certificate"] or {}).get("remainder")
     if not terms or not terms["std_error"]:
         return
     total, error = terms["initial_bits"] + terms["history_bits"], terms["std_error"]
@@ -83,13 +83,13 @@ def history(document: Document) -> Iterator[str]:
             " Like most such bounds it is too wide to be of use; the interval rests on large-sample theory."
         )
     yield line
-    if document.get("uncovered"):
+    if document["uncovered"]:
         yield f"The theorem does not cover this study: {'; '.join(document['uncovered'])}."
 
 
 def remainder_rows(document: Document) -> list[list[str]]:
     """Return the terms of thm:statistical and the conditions of cor:inference as a table, or nothing."""
-    terms = (document.get("certificate") or {}).get("remainder")
+    terms = (document["certificate"] or {}).get("remainder")
     if not terms:
         return []
     error = terms["std_error"]
@@ -140,14 +140,14 @@ def remedies(document: Document) -> str:
 def certificate_table(document: Document) -> str:
     """Return the certificate at length: its sentences, the theorems' bounds, and the statistical terms."""
     parts = ["\n".join(certificate(document))]
-    checks = (document.get("certificate") or {}).get("checks", [])
+    checks = (document["certificate"] or {}).get("checks", [])
     if checks:
         rows = [["bound of the paper", "realised", "bound", "rests on"]]
         for line in checks:
             bound = "open" if line["bound"] is None else f"{line['bound']:.4g}"
             rows.append([line["name"], f"{line['realised']:.5g}", bound, line["basis"] or ""])
         parts.append("\n".join(aligned(rows)))
-    moves = (document.get("convergence") or {}).get("estimands", [])
+    moves = (document["convergence"] or {}).get("estimands", [])
     if moves:
         rows = [["distance from convergence", "at most"]]
         rows += [[row["estimand"], "-" if row["bound"] is None else f"{row['bound']:.2g}"] for row in moves]

@@ -67,11 +67,11 @@ def _emulation(document: Document) -> Iterator[str]:
 
 
 def _question(document: Document) -> Iterator[str]:
-    yield from wrapped(document["study"].get("title") or document["question"], first="", indent="    ")
+    yield from wrapped(document["study"]["title"] or document["question"], first="", indent="    ")
     target = document["study"]["target"]
     treatment = f" of {target['treatment']}" if target["treatment"] else ""
     yield f"{target['kind']}{treatment}; {document['n']:,} records in {silo_count(document)}"
-    if document["study"].get("title"):
+    if document["study"]["title"]:
         yield from wrapped(document["question"], first="", indent="    ")
     if is_poor(document):
         yield from wrapped(f"{POOR_OVERLAP} Read the warnings first.")
@@ -148,7 +148,7 @@ def _grid(document: Document) -> Iterator[tuple[str, str]]:
     edges = grid["edges"]
     causes = f", causes {', '.join(grid['causes'])}" if len(grid["causes"]) > 1 else ""
     yield "event", f"{target['outcome']} at {target['time']}{causes}"
-    parts = grid.get("subperiods", 1)
+    parts = grid["subperiods"]
     ends = f"{len(edges)} periods to {edges[-1]:g}" + (f", each of {parts} parts" if parts > 1 else "")
     longest = longest_period(document) / parts
     within = "a period" if parts == 1 else "a part"
@@ -254,7 +254,7 @@ def _estimates(document: Document) -> Iterator[str]:
         yield ""
         rows = [[row["estimand"], cells(row, digits)[2]] for row in simultaneous]
         yield from aligned([["all estimands at once", f"simultaneous {title}"], *rows])
-    if document.get("interaction"):
+    if document["interaction"]:
         strata = document["study"]["target"]["strata"]
         yield ""
         tests = [
@@ -266,8 +266,8 @@ def _estimates(document: Document) -> Iterator[str]:
 
 def _missing(document: Document) -> Iterator[str]:
     """Yield the records left out, the missing covariates and what was done, and what imputation costs."""
-    participants, missing = document.get("participants", {}), document.get("missing", {})
-    if participants.get("omitted"):
+    participants, missing = document["participants"], document["missing"]
+    if participants["omitted"]:
         yield from wrapped(
             f"{participants['omitted']:,} of {participants['records']:,} records have no treatment and are "
             "left out, as the study declares."
@@ -283,7 +283,7 @@ def _missing(document: Document) -> Iterator[str]:
         )
     if missing:
         yield from aligned(rows)
-    imputation = document.get("imputation")
+    imputation = document["imputation"]
     if imputation:
         yield ""
         rows = [[f"over {imputation['datasets']} imputed data sets", "missing information", "df"]]
@@ -364,7 +364,7 @@ def _silos(document: Document) -> Iterator[str]:
 def sensitivity(document: Document) -> Iterator[str]:
     """Yield how strong an unmeasured confounder would have to be to explain each comparison away."""
     rows = [["unmeasured confounding", "E-value", "of the limit", "robustness value", "of the limit"]]
-    for row in document.get("sensitivity", ()):
+    for row in document["sensitivity"]:
         values = [_decimal(row["e_value"]), _decimal(row["e_value_interval"])]
         shares = [_percent(row["robustness_value"]), _percent(row["robustness_value_interval"])]
         rows.append([row["estimand"], *values, *shares])
@@ -382,7 +382,7 @@ def _percent(value: float | None) -> str:
 
 def ladder(document: Document) -> Iterator[str]:
     """Yield the estimates under other bounds of the propensity score, with the study's own among them."""
-    others = document.get("ladder", ())
+    others = document["ladder"]
     if not others:
         return
     names = [row["estimand"] for row in others[0]["estimates"]]
@@ -404,7 +404,7 @@ def ladder(document: Document) -> Iterator[str]:
 
 def _balance(document: Document) -> Iterator[str]:
     """Yield standardised differences of the covariates; from some silos only, it says so."""
-    balance = document.get("balance")
+    balance = document["balance"]
     if not balance:
         return
     for k, arm in enumerate(balance["arms"]):
@@ -477,5 +477,5 @@ def cost(document: Document) -> Iterator[str]:
 def _warnings(document: Document) -> Iterator[str]:
     for warning in document["warnings"]:
         yield from wrapped(warning, indent="         ", first="Warning: ")
-    for note in document.get("notes", ()):
+    for note in document["notes"]:
         yield from wrapped(note, indent="      ", first="Note: ")

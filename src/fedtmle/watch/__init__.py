@@ -287,9 +287,10 @@ def ledger_events(lines: Iterable[LedgerLine]) -> Iterator[Document]:
     time = 0.0
     seen: set[str] = set()
     closed: set[str] = set()
-    for line, answer, plan in walk(lines):
+    for line, answer in walk(lines):
         time = datetime.datetime.fromisoformat(line["time"]).timestamp()
-        study = f"study {plan[:8]}" if plan else "unknown study"
+        plan = line["plan"]
+        study = f"study {plan[:8]}"
         if not seen:
             yield {
                 "event": "start",

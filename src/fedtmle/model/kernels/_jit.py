@@ -29,26 +29,17 @@ SOURCES = [*sorted(FOLDER.glob("*.py")), *OUTSIDE]
 DIGEST = hashlib.sha256(b"".join(path.read_bytes() for path in SOURCES)).hexdigest()[:12]
 
 
-def jit(function: Function, *, fastmath: bool | set[str] = False) -> Function:
+def jit(function: Function) -> Function:
     """Compile at the first call; no fast-math, so that the operations stay as written."""
     function.__qualname__ = f"{function.__qualname__}_{DIGEST}"
     try:
-        return _compiled(function, cache=True, fastmath=fastmath)
+        return _compiled(function, cache=True)
     except RuntimeError:  # nowhere to write a cache: a read-only installation without a home
-        return _compiled(function, cache=False, fastmath=fastmath)
+        return _compiled(function, cache=False)
 
 
-def jit_unordered(function: Function) -> Function:
-    """The same, for sums that no second party repeats: additions may be reordered, and so vectorise.
-
-    A value that is not finite is caught where the same rows are summed exactly.
-    """
-    return jit(function, fastmath={"reassoc", "nsz", "nnan", "ninf"})
-
-
-def _compiled(function: Function, *, cache: bool, fastmath: bool | set[str]) -> Function:
-    decorate = numba.njit(cache=cache, nogil=True, error_model="numpy", fastmath=fastmath)
-    return cast(Function, decorate(function))
+def _compiled(function: Function, *, cache: bool) -> Function:
+    return cast(Function, numba.njit(cache=cache, nogil=True, error_model="numpy")(function))
 
 
 # An array where its address says, for a list of columns whose length numba does not know.
