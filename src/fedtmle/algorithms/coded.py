@@ -156,6 +156,8 @@ class Coded(AbstractAlgorithm):
     True
     """
 
+    rounds_sums = True
+
     tolerance: Tolerance = "practical"
     coordinates: Literal["raw", "whitened"] = "whitened"
     smoothness: SmoothnessRule = Estimated(factor=1.0, over="pooled")
@@ -179,10 +181,6 @@ class Coded(AbstractAlgorithm):
             )
         if self.fixed_width is not None and self.fixed_width < 1:
             raise InputError(f"fixed_width: expected an integer of at least 1, not {self.fixed_width}")
-
-    @property
-    def rounds_sums(self) -> bool:
-        return True
 
     @property
     def adds_integers(self) -> bool:

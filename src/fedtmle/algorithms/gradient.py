@@ -161,16 +161,14 @@ class Central(AbstractAlgorithm):
     3.0
     """
 
+    pools_rows = True
+
     tolerance: Tolerance = "practical"
     optimizer: AbstractOptimizer | Exact = Exact()
     max_updates: int = 100
 
     def __post_init__(self) -> None:
         self._flow_of()
-
-    @property
-    def pools_rows(self) -> bool:
-        return True
 
     def flow(self, problem: Problem, law: Law, n: int) -> Flow[Targeted]:
         return self._flow_of().flow(problem, law, n)
@@ -202,13 +200,8 @@ class OneStep(AbstractAlgorithm):
     'ONE_STEP'
     """
 
-    @property
-    def rounds_sums(self) -> bool:
-        return True
-
-    @property
-    def fluctuates(self) -> bool:
-        return False
+    rounds_sums = True
+    fluctuates = False
 
     def flow(self, problem: Problem, law: Law, n: int) -> Flow[Targeted]:
         run = Run(problem, n)

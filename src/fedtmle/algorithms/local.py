@@ -91,6 +91,8 @@ class LocalAverage(AbstractAlgorithm):
     3.0
     """
 
+    fits_locally = True
+
     tolerance: Tolerance = "practical"
     weights: Weighting | str | Mapping[str, float] = Weighting.SIZE
     max_updates: int = 100
@@ -107,10 +109,6 @@ class LocalAverage(AbstractAlgorithm):
             require_spacing(self.lattice, self.radius)
         require_budget(max_updates=self.max_updates)
         check_weights(self.weights)
-
-    @property
-    def fits_locally(self) -> bool:
-        return True
 
     @property
     def adds_integers(self) -> bool:
@@ -231,6 +229,8 @@ class Personalized(AbstractAlgorithm):
     ('CANCELLATION', ['a', 'b'])
     """
 
+    fits_locally = True
+
     weights: Weighting | str = Weighting.SIZE
     max_updates: int = 100
     radius: float = 64.0
@@ -250,10 +250,6 @@ class Personalized(AbstractAlgorithm):
             raise InputError("weights: expected 'size' or 'uniform', eq. (retirement-weights)")
         if isinstance(self.min_active, bool) or not isinstance(self.min_active, int) or self.min_active < 1:
             raise InputError(f"min_active: expected an integer of at least 1, not {self.min_active!r}")
-
-    @property
-    def fits_locally(self) -> bool:
-        return True
 
     @property
     def adds_integers(self) -> bool:
@@ -406,6 +402,8 @@ class Adaptive(AbstractAlgorithm):
     'CONVERGED'
     """
 
+    adds_integers = False  # the choice needs the lengths of the silos' own gradients
+
     tolerance: Tolerance = "practical"
     coordinates: Literal["raw", "whitened"] = "whitened"
     smoothness: SmoothnessRule = Estimated()
@@ -418,10 +416,6 @@ class Adaptive(AbstractAlgorithm):
         require_positive(cost=self.cost, radius=self.radius)
         require_budget(max_rounds=self.max_rounds)
         self.coded  # noqa: B018 - checks the rest
-
-    @property
-    def adds_integers(self) -> bool:
-        return False  # the choice needs the lengths of the silos' own gradients
 
     @property
     def coded(self) -> Coded:

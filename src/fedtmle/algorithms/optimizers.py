@@ -332,6 +332,8 @@ class StochasticGradientDescent(AbstractOptimizer):
     'fixed'
     """
 
+    draws_batches = True
+
     batch: int
     step: float
     steps: int = 100
@@ -347,10 +349,6 @@ class StochasticGradientDescent(AbstractOptimizer):
             raise InputError(f"batches: expected 'fixed' or 'fresh', not {self.batches!r}")
         if self.replace and self.batches == "fixed":
             raise InputError("replace: a fixed partition has no replacement; give batches='fresh'")
-
-    @property
-    def draws_batches(self) -> bool:
-        return True
 
     def needs_hessian(self, run: Run[Model], law: Law) -> bool:
         return False

@@ -268,14 +268,12 @@ def _kind(model: object) -> str:
 class MeanChart(AbstractMomentsChart[MeanLaw, Array]):
     """The mean: a record is the outcome itself."""
 
+    coordinates = ("outcome",)
+
     problem: Mean
 
     def submodel(self, law: MeanLaw, rows: Array) -> GeneralisedLinear:
         return self.problem.submodel(law, rows)
-
-    @property
-    def coordinates(self) -> tuple[str, ...]:
-        return ("outcome",)
 
     def submodel_tangent(self, law: MeanLaw, rows: Array, name: str) -> Tangent:  # noqa: ARG002
         self.require_coordinate(name)

@@ -35,9 +35,7 @@ from fedtmle.targets.time.problem import TimeLaw, TimeProblem
 class Numeric:
     """A chart without derivatives of its own."""
 
-    @property
-    def is_numeric(self) -> bool:
-        return True
+    is_numeric = True
 
     def submodel_tangent(self, law: object, rows: Table, name: str) -> Tangent:  # noqa: ARG002
         raise TypeError("the audit takes central differences of this chart")

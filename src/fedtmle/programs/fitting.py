@@ -124,13 +124,11 @@ class LongPiece(NamedTuple):
 class ResponseTotals(AbstractBoundedColumns[LongPiece]):
     """The weights of a regression, and weight times response or the indicator of each class but the first."""
 
+    label = "weights and responses of a model"
+
     response: AbstractResponse
     weight_ceiling: float
     classes: int = 0  # number of classes of a multinomial response
-
-    @property
-    def label(self) -> str:
-        return "weights and responses of a model"
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -229,16 +229,14 @@ class VariableResponse(AbstractResponse):
 class ResidualColumns(AbstractBoundedColumns[Table]):
     """Whether a record has the variable, and the square of its residual on the unit scale."""
 
+    names = ("records", "squared residual")
+
     response: VariableResponse
     fit: FittedGLM
 
     @property
     def label(self) -> str:
         return f"squared residuals of the imputation model of {self.response.variable.name}"
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return ("records", "squared residual")
 
     @property
     def exponents(self) -> tuple[int, ...]:

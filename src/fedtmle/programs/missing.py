@@ -200,6 +200,8 @@ class MissingColumns(AbstractBoundedColumns[Table]):
     columns are not counted in pairs.
     """
 
+    judged = ()  # counts, which have a floor
+
     variables: tuple[str, ...]
     timeline: Timeline | None = None
 
@@ -228,10 +230,6 @@ class MissingColumns(AbstractBoundedColumns[Table]):
     @property
     def exponents(self) -> tuple[int, ...]:
         return (1,) * len(self.names)
-
-    @property
-    def judged(self) -> Sequence[int]:
-        return ()  # counts, which have a floor
 
     def over(self, rows: AnyTable, work: Callable[[Table], Result]) -> Iterable[Result]:
         return over_blocks(rows, work)
@@ -318,24 +316,13 @@ def _doubles(columns: MissingColumns, values: Sequence[int]) -> dict[str, str]:
 class OmittedQuery(IntegerSums):
     """The number of records that the study leaves out, because their treatment is missing."""
 
+    shifts = (0,)
+    row_units = 1
+    largest = (MOST_RECORDS,)
+    explanation = "the number of records without a treatment, which the study leaves out"
+
     n: int
     phase: Phase = Phase.NUISANCE
-
-    @property
-    def shifts(self) -> tuple[int, ...]:
-        return (0,)
-
-    @property
-    def row_units(self) -> int:
-        return 1
-
-    @property
-    def largest(self) -> tuple[int, ...]:
-        return (MOST_RECORDS,)
-
-    @property
-    def explanation(self) -> str:
-        return "the number of records without a treatment, which the study leaves out"
 
     def cells(self) -> tuple[CountCell, ...]:
         return (CountCell(0, floor="min_missing", rest_floor="min_missing"),)

@@ -170,12 +170,11 @@ def _fit_each(parts: Sequence[Regression], fitting: Fitting) -> Flow[Sequence[Fi
 class ResidualProducts(AbstractBoundedColumns[Table]):
     """Products of the cross-fitted candidates' residuals, which the weights of a super learner minimise."""
 
+    label = "count"
+    judged = (0,)
+
     regression: Regression
     candidates: tuple[CrossFitted, ...]
-
-    @property
-    def label(self) -> str:
-        return "count"
 
     @property
     def pairs(self) -> list[tuple[int, int]]:
@@ -189,10 +188,6 @@ class ResidualProducts(AbstractBoundedColumns[Table]):
     def exponents(self) -> tuple[int, ...]:
         most = self.regression.weight_ceiling * max(self.regression.response.periods, 1)
         return (exponent(most),) * (1 + len(self.pairs))
-
-    @property
-    def judged(self) -> Sequence[int]:
-        return (0,)
 
     def roots(self, piece: Table) -> Array:
         """Return the weights and residuals of each record.

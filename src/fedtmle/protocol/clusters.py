@@ -34,7 +34,6 @@ from typing import final
 from fedtmle.errors import DataError, DecodeError, InputError
 from fedtmle.model.table import Table
 from fedtmle.protocol.codes import AbstractCode, BitReader, BitWriter, Integers, Nothing, read_count
-from fedtmle.protocol.masks import Lane
 from fedtmle.protocol.query import AbstractQuery, AbstractTotals, Local
 from fedtmle.targets.effects.prepare import DIGEST, cluster_digest
 
@@ -66,11 +65,9 @@ class Clusters:
 class DigestsCode(AbstractCode[Digests]):
     """A count of at most ``most`` and so many digests, sorted."""
 
-    most: int
+    numbers = 0  # unknown: one digest per cluster of the silo
 
-    @property
-    def numbers(self) -> int:
-        return 0  # unknown: one digest per cluster of the silo
+    most: int
 
     def write(self, value: Digests, out: BitWriter) -> None:
         out.gamma((len(value),))
@@ -91,11 +88,9 @@ class DigestsCode(AbstractCode[Digests]):
 class ClustersCode(AbstractCode[Clusters]):
     """The fingerprint of the secret, then the digests."""
 
-    digests: DigestsCode = DigestsCode(MOST_CLUSTERS)
+    numbers = 0
 
-    @property
-    def numbers(self) -> int:
-        return 0
+    digests: DigestsCode = DigestsCode(MOST_CLUSTERS)
 
     def write(self, value: Clusters, out: BitWriter) -> None:
         out.uint(int.from_bytes(value.fingerprint, "big"), 8 * FINGERPRINT)
@@ -111,6 +106,8 @@ class ClustersCode(AbstractCode[Clusters]):
 class ClustersQuery(AbstractQuery[Clusters, Digests]):
     """Silos send the digests of all clusters; those in more than one silo are broadcast, or stop the run."""
 
+    open_consent = "allow_open"
+
     column: str
     spanning: bool  # whether a cluster may be in more than one silo
 
@@ -125,10 +122,6 @@ class ClustersQuery(AbstractQuery[Clusters, Digests]):
     @property
     def pooled_code(self) -> DigestsCode:
         return DigestsCode(MOST_SPANNING if self.spanning else 0)
-
-    @property
-    def open_consent(self) -> str:
-        return "allow_open"
 
     def answer(self, local: Local) -> Clusters:
         return local.evaluate(self.of)
@@ -188,6 +181,9 @@ class SpanningQuery(AbstractTotals[None, None]):
     No bit is sent: to answer is to agree. The sum over a part of a few rows would disclose each of them.
     """
 
+    floors = ("min_cell",)
+    lanes = ()
+
     column: str
     spanning: Digests
 
@@ -202,10 +198,6 @@ class SpanningQuery(AbstractTotals[None, None]):
     @property
     def pooled_code(self) -> Nothing:
         return Nothing()
-
-    @property
-    def floors(self) -> tuple[str, ...]:
-        return ("min_cell",)
 
     def people(self, local: Local) -> Iterable[int]:
         return local.evaluate(self._parts)
@@ -222,10 +214,6 @@ class SpanningQuery(AbstractTotals[None, None]):
 
     def answer(self, local: Local) -> None:
         pass
-
-    @property
-    def lanes(self) -> tuple[Lane, ...]:
-        return ()
 
     def addends(self, answer: None, n_rows: int) -> Integers:
         return ()

@@ -209,16 +209,14 @@ class CalibrationQuery(AbstractQuery[SiloCurvature, Lattice]):
     The pooled value is a function of totals, unless beta is the largest of the silos' own.
     """
 
+    phase = Phase.CALIBRATION
+
     problem: Problem
     law: Law
     n: int
     delta: Fraction
     C: Matrix | None
     smoothness: SmoothnessRule
-
-    @property
-    def phase(self) -> Phase:
-        return Phase.CALIBRATION
 
     @property
     def explanation(self) -> str:
@@ -431,6 +429,9 @@ class RoundedGradientQuery(AbstractTotals[Integers, Rounded]):
     number J sends absolute values in [-J, J] at fixed width. The decoded values are the same.
     """
 
+    phase = Phase.TARGETING
+    explanation = "the mean gradient over the rows, rounded to the public grid"
+
     problem: Problem
     law: Law
     eps: Array
@@ -440,14 +441,6 @@ class RoundedGradientQuery(AbstractTotals[Integers, Rounded]):
     n: int
     width: int | None
     tolerance: float | None = None
-
-    @property
-    def phase(self) -> Phase:
-        return Phase.TARGETING
-
-    @property
-    def explanation(self) -> str:
-        return "the mean gradient over the rows, rounded to the public grid"
 
     @property
     def answer_code(self) -> Differences:

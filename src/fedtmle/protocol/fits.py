@@ -114,9 +114,7 @@ ENDINGS = (Lane(MOST_SILOS),) * len(FitOutcome)
 class FitOutcomeCode(AbstractCode[FitOutcome]):
     """How one fit ended, in two bits."""
 
-    @property
-    def numbers(self) -> int:
-        return 1
+    numbers = 1
 
     def write(self, value: FitOutcome, out: BitWriter) -> None:
         out.uint(value, 2)
@@ -311,6 +309,8 @@ class FitAverageCode(AbstractCode[FitAverage]):
 class FitQuery(AbstractQuery[FitAnswer, FitAverage]):
     """Each silo's fit in the common submodel, and its EIF sums unless silos retire; one exchange for both."""
 
+    phase = Phase.TARGETING
+
     problem: Problem
     law: Law
     n: int
@@ -322,10 +322,6 @@ class FitQuery(AbstractQuery[FitAnswer, FitAverage]):
     retiring: bool
     tolerance: float | None = None
     solver: LocalSolver = EXACT_NEWTON
-
-    @property
-    def phase(self) -> Phase:
-        return Phase.TARGETING
 
     @property
     def explanation(self) -> str:
@@ -562,15 +558,11 @@ class FitQuery(AbstractQuery[FitAnswer, FitAverage]):
 class FitCountQuery(AbstractTotals[FitOutcome, FitCounts]):
     """How many silos' fits ended in each way, before any fit is sent: those of too few are not asked for."""
 
+    phase = Phase.TARGETING
+    explanation = "whether the silo's own rows still move the fluctuation"
+    lanes = ENDINGS
+
     fits: FitQuery  # the query that may follow
-
-    @property
-    def phase(self) -> Phase:
-        return Phase.TARGETING
-
-    @property
-    def explanation(self) -> str:
-        return "whether the silo's own rows still move the fluctuation"
 
     @property
     def answer_code(self) -> FitOutcomeCode:
@@ -589,10 +581,6 @@ class FitCountQuery(AbstractTotals[FitOutcome, FitCounts]):
     def row_means(self, answer: FitOutcome, local: Local) -> RowMeans | None:
         zero = self.fits.retired_answer()
         return None if zero is None or answer is not FitOutcome.ZERO else self.fits.row_means(zero, local)
-
-    @property
-    def lanes(self) -> tuple[Lane, ...]:
-        return ENDINGS
 
     def addends(self, answer: FitOutcome, n_rows: int) -> Integers:
         return _ended(answer)
@@ -714,6 +702,11 @@ class SwitchedCode(AbstractCode[Switched]):
 class SwitchQuery(AbstractQuery[SwitchAnswer, Switched]):
     """Asks each silo for its rounded gradient at the origin and its own fit; the server uses one of them."""
 
+    phase = Phase.TARGETING
+    explanation = (
+        "the mean gradient over the rows, and the fluctuation that fits them best, on the public grid"
+    )
+
     problem: Problem
     law: Law
     lattice: Lattice
@@ -722,14 +715,6 @@ class SwitchQuery(AbstractQuery[SwitchAnswer, Switched]):
     radius: float
     solver: LocalSolver
     tolerance: float | None = None
-
-    @property
-    def phase(self) -> Phase:
-        return Phase.TARGETING
-
-    @property
-    def explanation(self) -> str:
-        return "the mean gradient over the rows, and the fluctuation that fits them best, on the public grid"
 
     @property
     def answer_code(self) -> SwitchAnswerCode:

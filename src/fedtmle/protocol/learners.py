@@ -117,12 +117,10 @@ class AbstractLocalFit(ABC):
 class ModelsCode(AbstractCode[Models | None]):
     """One bit says whether there are models; each follows as a length and bytes."""
 
+    numbers = 0  # unknown until the models are fitted
+
     count: int
     model_format: ModelFormat
-
-    @property
-    def numbers(self) -> int:
-        return 0  # unknown until the models are fitted
 
     def write(self, value: Models | None, out: BitWriter) -> None:
         out.uint(int(value is not None), 1)
@@ -140,12 +138,10 @@ class ModelsCode(AbstractCode[Models | None]):
 class ShippedCode(AbstractCode[tuple[Models | None, ...]]):
     """The models of at most ``most`` silos; a pilot is one silo's."""
 
+    numbers = 0
+
     models: ModelsCode
     is_pilot: bool
-
-    @property
-    def numbers(self) -> int:
-        return 0
 
     def write(self, value: tuple[Models | None, ...], out: BitWriter) -> None:
         out.gamma((len(value),))
@@ -168,21 +164,16 @@ class ModelsQuery(AbstractQuery[Models | None, tuple[Models | None, ...]]):
     A silo that fits none answers with one bit.
     """
 
+    explanation = "a model fitted to the silo's own rows"
+    open_consent = "allow_open"
+
     local_fit: AbstractLocalFit
     at: str | None
     model_format: ModelFormat
 
     @property
-    def explanation(self) -> str:
-        return "a model fitted to the silo's own rows"
-
-    @property
     def answer_code(self) -> ModelsCode:
         return ModelsCode(count=self.local_fit.count, model_format=self.model_format)
-
-    @property
-    def open_consent(self) -> str:
-        return "allow_open"
 
     @property
     def pooled_code(self) -> ShippedCode:

@@ -148,9 +148,7 @@ People = tuple[tuple[int, ...], ...]  # by group of silos and combination of col
 class AbstractLook(AbstractTotals[Integers, Integers]):
     """Integers that silos of a group add up under masks, and never send unmasked."""
 
-    @property
-    def needs_masks(self) -> bool:
-        return True
+    needs_masks = True
 
     def addends(self, answer: Integers, n_rows: int) -> Integers:
         return answer
@@ -169,14 +167,12 @@ class AbstractLook(AbstractTotals[Integers, Integers]):
 class PeopleQuery(AbstractLook):
     """How many people have each column, and each reference level, of some subjects, by group of silos."""
 
+    explanation = "how many people have each column of a model, so that no sum over too few is asked for next"
+
     subjects: tuple[AbstractSubject, ...]
     n: int
     groups: Groups
     phase: Phase = Phase.NUISANCE
-
-    @property
-    def explanation(self) -> str:
-        return "how many people have each column of a model, so that no sum over too few is asked for next"
 
     @property
     def disclosed_groups(self) -> Groups:
@@ -333,15 +329,15 @@ class LookQuery(AbstractLook):
     that the total over all groups is off by at most n 2^(grid - 1).
     """
 
+    explanation = (
+        "sums of products of a model's rows, rounded coarsely, to judge the sums that are asked next"
+    )
+
     asked: tuple[Asked, ...]
     n: int
     groups: Groups
     phase: Phase = Phase.NUISANCE
     points: tuple[Evaluation, ...] = ()  # gradients that a silo must be willing to send before it answers
-
-    @property
-    def explanation(self) -> str:
-        return "sums of products of a model's rows, rounded coarsely, to judge the sums that are asked next"
 
     def evaluations(self) -> tuple[Evaluation, ...]:
         return self.points
@@ -429,13 +425,11 @@ class LookQuery(AbstractLook):
 class SharesQuery(AbstractLook):
     """How many silos leave at least a share r of every combination to the others, for each r of `RESTS`."""
 
+    explanation = "whether your silo has more than a given share of any combination of a model's sums"
+
     grams: tuple[PooledGram, ...]
     silos: int
     phase: Phase = Phase.NUISANCE
-
-    @property
-    def explanation(self) -> str:
-        return "whether your silo has more than a given share of any combination of a model's sums"
 
     @property
     def answer_code(self) -> Golomb:

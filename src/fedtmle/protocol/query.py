@@ -571,6 +571,8 @@ class IntegerSums(AbstractTotals[Sums, Sums]):
 class MomentsQuery(IntegerSums):
     """Additive sums for psi and the EIF covariance: the closing message, or a first look at the SE."""
 
+    explanation = "exact sums over the rows for the estimate and its standard error"
+
     problem: Problem
     law: Law
     n: int
@@ -590,10 +592,6 @@ class MomentsQuery(IntegerSums):
     def like(self) -> Sequence[int] | None:
         is_rounded = self.problem.moment_bits < GRID_BITS + FINE_BITS
         return self.problem.similar_moments if is_rounded else None
-
-    @property
-    def explanation(self) -> str:
-        return "exact sums over the rows for the estimate and its standard error"
 
     def answer(self, local: Local) -> Sums:
         return local.moments(self.problem, self.law).rounded(self.shifts)

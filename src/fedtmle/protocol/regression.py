@@ -181,6 +181,9 @@ class _Rounded(AbstractTotals[Integers | None, Integers | None]):
 class FitGradientQuery(_Rounded):
     """The mean gradient of a model's loss at eps, as C g; answers of one ``stream`` are differences."""
 
+    explanation = "the mean gradient of a nuisance model over the rows, rounded to a public grid"
+    part = Part.GRADIENT
+
     model: Model
     eps: Array
     C: Array
@@ -189,14 +192,6 @@ class FitGradientQuery(_Rounded):
     stream: str
     near: Near | None = None
     declinable: bool = False
-
-    @property
-    def explanation(self) -> str:
-        return "the mean gradient of a nuisance model over the rows, rounded to a public grid"
-
-    @property
-    def part(self) -> Part:
-        return Part.GRADIENT
 
     def image(self, sums: Array) -> Array:
         return multiply(self.C, sums[:, None])[:, 0]
@@ -225,6 +220,9 @@ class FitGradientQuery(_Rounded):
 class FitCurvatureQuery(_Rounded):
     """The mean Hessian of a model's loss at eps, as C H C^T, on a grid that is coarse beside one record."""
 
+    explanation = "the mean curvature of a model's loss over the rows, rounded to a coarse public grid"
+    part = Part.HESSIAN
+
     model: Model
     eps: Array
     C: Array
@@ -233,14 +231,6 @@ class FitCurvatureQuery(_Rounded):
     law: Law = None
     near: Near | None = None
     declinable: bool = False
-
-    @property
-    def explanation(self) -> str:
-        return "the mean curvature of a model's loss over the rows, rounded to a coarse public grid"
-
-    @property
-    def part(self) -> Part:
-        return Part.HESSIAN
 
     def image(self, sums: Array) -> Array:
         matrix = congruence(self.C, unpack(sums, len(self.eps)))

@@ -64,6 +64,8 @@ class DeparturesQuery(IntegerSums):
     The second half of the answer counts the silos whose residuals are not all zero. T_m is at most N_m.
     """
 
+    row_units = 1 << DEPARTURE_BITS
+
     departures: AbstractDepartures
     n: int
     phase: Phase = Phase.DIAGNOSTICS
@@ -72,10 +74,6 @@ class DeparturesQuery(IntegerSums):
     def shifts(self) -> tuple[int, ...]:
         count = len(self.departures.names)
         return (DEPARTURE_BITS,) * count + (0,) * count
-
-    @property
-    def row_units(self) -> int:
-        return 1 << DEPARTURE_BITS
 
     @property
     def largest(self) -> tuple[int, ...]:
@@ -236,11 +234,9 @@ class _Pending:
 class OwnCode(AbstractCode["OwnEstimate | _Pending"]):
     """A status and, if there is an estimate, its integers: exponents, errors, psi, correlations."""
 
-    dim: int
+    numbers = 0  # unknown: a silo that withholds its estimate sends none
 
-    @property
-    def numbers(self) -> int:
-        return 0  # unknown: a silo that withholds its estimate sends none
+    dim: int
 
     def write(self, value: OwnEstimate | _Pending, out: BitWriter) -> None:
         own = value.estimate if isinstance(value, _Pending) else value
@@ -284,11 +280,9 @@ class OwnCode(AbstractCode["OwnEstimate | _Pending"]):
 class OwnsCode(AbstractCode[tuple[OwnEstimate, ...]]):
     """The estimates of all silos, in the order of the roster."""
 
-    own: OwnCode
+    numbers = 0
 
-    @property
-    def numbers(self) -> int:
-        return 0
+    own: OwnCode
 
     def write(self, value: tuple[OwnEstimate, ...], out: BitWriter) -> None:
         out.gamma((len(value),))
@@ -304,12 +298,12 @@ class OwnsCode(AbstractCode[tuple[OwnEstimate, ...]]):
 class OwnEstimateQuery(AbstractQuery["OwnEstimate | _Pending", tuple[OwnEstimate, ...]]):
     """Each silo's own estimate, where its owner releases it, broadcast as it is."""
 
+    explanation = "the silo's own estimate, if its owner releases it, else that it is withheld"
+    floors = ("release",)
+    open_consent = ""  # a silo whose owner does not consent reports that it withholds its estimate
+
     own_fit: AbstractOwnFit
     phase: Phase = Phase.DIAGNOSTICS
-
-    @property
-    def explanation(self) -> str:
-        return "the silo's own estimate, if its owner releases it, else that it is withheld"
 
     @property
     def answer_code(self) -> OwnCode:
@@ -318,14 +312,6 @@ class OwnEstimateQuery(AbstractQuery["OwnEstimate | _Pending", tuple[OwnEstimate
     @property
     def pooled_code(self) -> OwnsCode:
         return OwnsCode(self.answer_code)
-
-    @property
-    def floors(self) -> tuple[str, ...]:
-        return ("release",)
-
-    @property
-    def open_consent(self) -> str:
-        return ""  # a silo whose owner does not consent reports that it withholds its estimate
 
     def answer(self, local: Local) -> _Pending:
         return _Pending(self.own_fit, local)
@@ -364,6 +350,9 @@ class SpreadQuery(IntegerSums):
     of freedom, one less than the groups: A_m over these is an unbiased estimate of Sigma.
     """
 
+    row_units = 1 << GRID_BITS
+    explanation = "exact sums over the rows of the gradient of the targeting step, and their covariance"
+
     problem: Problem
     law: Law
     n: int
@@ -376,19 +365,11 @@ class SpreadQuery(IntegerSums):
         return (*query_shifts(bound, self._origin, Part.GRADIENT), *products, 0)
 
     @property
-    def row_units(self) -> int:
-        return 1 << GRID_BITS
-
-    @property
     def largest(self) -> tuple[int, ...]:
         d = self.problem.dim
         # |g_b - g_m| is at most twice a row's bound.
         products = (self.n << PRODUCT_BITS + 2,) * packed_size(d)
         return ((self.n << GRID_BITS,) * d) + products + (self.n,)
-
-    @property
-    def explanation(self) -> str:
-        return "exact sums over the rows of the gradient of the targeting step, and their covariance"
 
     @property
     def _origin(self) -> Array:
@@ -428,24 +409,16 @@ class PopulationsQuery(IntegerSums):
     ``mean`` is g, and ``root`` is C with C'C = Sigma^-1. T_m is truncated at n.
     """
 
+    shifts = (STATISTIC_BITS, 0)
+    row_units = 1 << STATISTIC_BITS
+    explanation = "how far the mean gradient of the silo's rows is from that of all silos: one number"
+
     problem: Problem
     law: Law
     n: int
     mean: Array
     root: Array
     phase: Phase = Phase.DIAGNOSTICS
-
-    @property
-    def shifts(self) -> tuple[int, ...]:
-        return (STATISTIC_BITS, 0)
-
-    @property
-    def row_units(self) -> int:
-        return 1 << STATISTIC_BITS
-
-    @property
-    def explanation(self) -> str:
-        return "how far the mean gradient of the silo's rows is from that of all silos: one number"
 
     def answer(self, local: Local) -> Sums:
         submodel = local.submodel(self.problem, self.law)

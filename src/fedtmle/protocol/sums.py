@@ -66,6 +66,8 @@ def mean_gradient(model: Model, law: Law, eps: Array, sums: Sums, n: int) -> Arr
 class SumsQuery(IntegerSums):
     """Sums of the asked parts of the row loss at (law, eps), over all rows or a pooled batch."""
 
+    row_units = 1 << GRID_BITS
+
     problem: Model
     law: Law
     eps: Array
@@ -78,10 +80,6 @@ class SumsQuery(IntegerSums):
     @cached_property
     def shifts(self) -> tuple[int, ...]:
         return query_shifts(self.problem.row_bound(self.law), self.eps, self.parts)
-
-    @property
-    def row_units(self) -> int:
-        return 1 << GRID_BITS
 
     @property
     def explanation(self) -> str:
@@ -142,6 +140,8 @@ class TallyQuery(IntegerSums):
     ``optional``, a silo that may not disclose them sends zeros; a column of ones shows which silos did.
     """
 
+    row_units = 1 << (GRID_BITS + FINE_BITS)
+
     columns: BoundedColumns
     n: int
     phase: Phase = Phase.NUISANCE
@@ -152,10 +152,6 @@ class TallyQuery(IntegerSums):
     @property
     def shifts(self) -> tuple[int, ...]:
         return column_shifts(self.columns.exponents) if self.grid is None else self.grid
-
-    @property
-    def row_units(self) -> int:
-        return 1 << (GRID_BITS + FINE_BITS)
 
     @property
     def largest(self) -> tuple[int, ...]:
@@ -219,6 +215,8 @@ class NoisySums(IntegerSums):
     The shares are large enough if up to ``colluders`` of the ``silos`` reveal theirs.
     """
 
+    row_units = 2 << PLACES
+
     columns: AbstractPrivateColumns[Any]
     n: int
     rho: Fraction
@@ -230,10 +228,6 @@ class NoisySums(IntegerSums):
     @property
     def shifts(self) -> tuple[int, ...]:
         return (PLACES,) * len(self.columns.names)
-
-    @property
-    def row_units(self) -> int:
-        return 2 << PLACES
 
     @cached_property
     def sensitivity(self) -> int:

@@ -63,6 +63,8 @@ class AbstractLongProblem(AbstractProblem[Law, AnyTable], Generic[Law, Piece]):
     ``ceiling`` bounds a long row's weight, and ``population_ceiling`` that of a person in a component's mean.
     """
 
+    curvature_is_fixed = False  # covariates or outcomes of a period move with the predictions of others
+
     labels: tuple[str, ...]
     ceiling: float
     population_ceiling: float
@@ -204,10 +206,6 @@ class AbstractLongProblem(AbstractProblem[Law, AnyTable], Generic[Law, Piece]):
 
     def accuracy(self, law: Law) -> float:  # noqa: ARG002 - no quadrature
         return 0.0
-
-    @property
-    def curvature_is_fixed(self) -> bool:
-        return False  # covariates or outcomes of a period move with the predictions of others
 
 
 class OverProblem(Generic[Piece]):

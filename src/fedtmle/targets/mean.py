@@ -62,16 +62,15 @@ class Mean(AbstractProblem[MeanLaw, Array], PoolableRows[Array]):
     3.0
     """
 
+    names = ("mean",)
+    curvature_is_fixed = True
+
     bounds: tuple[float, float] = (0.0, 1.0)
 
     def __post_init__(self) -> None:
         low, high = self.bounds
         if not (math.isfinite(low) and math.isfinite(high) and low < high):
             raise InputError(f"bounds: expected finite (low, high) with low < high, not {self.bounds}")
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return ("mean",)
 
     def start(self, mu: float) -> MeanLaw:
         """Return the initial law; ``mu`` is an initial estimate within the bounds."""
@@ -162,10 +161,6 @@ class Mean(AbstractProblem[MeanLaw, Array], PoolableRows[Array]):
 
     def accuracy(self, law: MeanLaw) -> float:  # noqa: ARG002 - exact
         return 0.0
-
-    @property
-    def curvature_is_fixed(self) -> bool:
-        return True
 
     @property
     def _centre(self) -> float:

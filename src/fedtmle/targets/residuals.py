@@ -87,6 +87,8 @@ class ResidualProblem(AbstractProblem[ResidualLaw, AnyTable]):
     ``prepare`` returns the residuals of a table's records, in the same order; ``ceiling`` bounds every H.
     """
 
+    curvature_is_fixed = True
+
     components: tuple[tuple[str, ...], ...]
     bounds: tuple[tuple[float, float], ...]
     ceiling: float
@@ -235,10 +237,6 @@ class ResidualProblem(AbstractProblem[ResidualLaw, AnyTable]):
 
     def accuracy(self, law: ResidualLaw) -> float:  # noqa: ARG002 - no integral
         return 0.0
-
-    @property
-    def curvature_is_fixed(self) -> bool:
-        return True
 
     def _in_memory(self, rows: AnyTable) -> tuple[Residual, ...]:
         if isinstance(rows, StreamedTable):

@@ -167,14 +167,12 @@ class BalanceBins(AbstractBins[ArmRows]):
     out. A silo discloses a covariate's sums if every value of it that few hold is held by enough in each arm.
     """
 
+    label = "covariates by arm"
+
     weights: AbstractArmWeights
     covariates: tuple[Covariate, ...]
     arms: int
     has_weights: bool
-
-    @property
-    def label(self) -> str:
-        return "covariates by arm"
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -308,6 +306,8 @@ class Rung:
 class LadderColumns(AbstractBoundedColumns[EffectRows]):
     """U_b of the first population's coordinates at each bound, and products within clusters."""
 
+    label = "sensitivity check with another bound"
+
     effect: EffectProblem
     law: EffectLaw
     floor: float  # the study's own bound
@@ -315,10 +315,6 @@ class LadderColumns(AbstractBoundedColumns[EffectRows]):
     components: int  # number of components in the first population
     coordinates: int  # number of coordinates of its fluctuation
     has_clusters: bool
-
-    @property
-    def label(self) -> str:
-        return "sensitivity check with another bound"
 
     @property
     def names(self) -> tuple[str, ...]:

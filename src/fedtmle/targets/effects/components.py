@@ -78,15 +78,13 @@ class Static(AbstractRegime):
     Static(arm='1')
     """
 
+    needs = ()
+
     arm: str
 
     @property
     def label(self) -> str:
         return self.arm
-
-    @property
-    def needs(self) -> tuple[str, ...]:
-        return ()
 
     def check(self, arms: tuple[str, ...]) -> None:
         require_arms(arms, self.arm)
@@ -162,6 +160,8 @@ class Stochastic(AbstractRegime):
     Stochastic(shares=(0.3, 0.7))
     """
 
+    needs = ()
+
     shares: tuple[float, ...]
 
     def __post_init__(self) -> None:
@@ -171,10 +171,6 @@ class Stochastic(AbstractRegime):
     @property
     def label(self) -> str:
         return "shares " + "/".join(f"{share:g}" for share in self.shares)
-
-    @property
-    def needs(self) -> tuple[str, ...]:
-        return ()
 
     def check(self, arms: tuple[str, ...]) -> None:
         if len(self.shares) != len(arms):
@@ -249,9 +245,7 @@ class AbstractPopulation(ABC):
 class Everyone(AbstractPopulation):
     """v = 1."""
 
-    @property
-    def label(self) -> str:
-        return ""
+    label = ""
 
     def indicator(self, table: Table, arm: Codes, strata: IntArray | None, g: Scores) -> Array:  # noqa: ARG002
         return np.broadcast_to(np.float64(1.0), (table.n_rows,))
@@ -338,13 +332,8 @@ class OverlapWeighted(AbstractPopulation):
     needs no truncation of g, since h / g_a is at most 1.
     """
 
-    @property
-    def label(self) -> str:
-        return "in the overlap population"
-
-    @property
-    def needs_scores(self) -> bool:
-        return True
+    label = "in the overlap population"
+    needs_scores = True
 
     def largest_ratio(self, inverse: float, *, is_complete: bool) -> float:
         return 1.0 if is_complete else inverse

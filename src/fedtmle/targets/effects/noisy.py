@@ -284,11 +284,9 @@ class GramColumns(AbstractPrivateColumns[Table]):
     Products of two different entries are multiplied by sqrt(2), so that the norm of all of them is |w z|^2.
     """
 
-    design: PrivateDesign
+    label = "products of covariates, treatment and outcome"
 
-    @property
-    def label(self) -> str:
-        return "products of covariates, treatment and outcome"
+    design: PrivateDesign
 
     @cached_property
     def labels(self) -> tuple[str, ...]:
@@ -339,12 +337,10 @@ class GramColumns(AbstractPrivateColumns[Table]):
 class GradientColumns(AbstractPrivateColumns[Table]):
     """The weighted score w x (y - mu) of every model at its coefficients, one model after the other."""
 
+    label = "gradients of the nuisance models"
+
     design: PrivateDesign
     fits: dict[str, FittedGLM]
-
-    @property
-    def label(self) -> str:
-        return "gradients of the nuisance models"
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -83,6 +83,8 @@ class EffectProblem(AbstractProblem[EffectLaw, AnyTable]):
     from the bound on g, or is declared. ``as_weight`` puts H into the loss's weight instead of the covariate.
     """
 
+    curvature_is_fixed = True
+
     labels: tuple[str, ...]
     combination: tuple[tuple[float, ...], ...]
     outcome_bounds: tuple[float, float]
@@ -351,10 +353,6 @@ class EffectProblem(AbstractProblem[EffectLaw, AnyTable]):
 
     def accuracy(self, law: EffectLaw) -> float:  # noqa: ARG002 - no quadrature
         return 0.0
-
-    @property
-    def curvature_is_fixed(self) -> bool:
-        return True
 
     def moment_columns(self, law: EffectLaw, prepared: EffectRows) -> MomentColumns:
         """Return the columns whose sums close a run at the law."""

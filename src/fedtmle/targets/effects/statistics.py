@@ -102,12 +102,10 @@ class StudyCounts(AbstractLaidOutColumns[Table]):
     are sent once.
     """
 
+    label = "count"
+
     columns: EffectColumns
     weight_exponent: int
-
-    @property
-    def label(self) -> str:
-        return "count"
 
     @cached_property
     def layout(self) -> TallyLayout:
@@ -168,24 +166,16 @@ class StudyCounts(AbstractLaidOutColumns[Table]):
 class OverlapMass(AbstractBoundedColumns[Table]):
     """The overlap weights of the rows times those of the observations, and their squares."""
 
+    label = "overlap weight"
+    names = ("overlap weight", "overlap weight, squared")
+    judged = (0,)
+
     preparation: Preparation
     weight_ceiling: float
 
     @property
-    def label(self) -> str:
-        return "overlap weight"
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return ("overlap weight", "overlap weight, squared")
-
-    @property
     def exponents(self) -> tuple[int, ...]:
         return exponent(self.weight_ceiling), exponent(self.weight_ceiling**2)
-
-    @property
-    def judged(self) -> Sequence[int]:
-        return (0,)
 
     def over(self, rows: AnyTable, work: Callable[[Table], Result]) -> Iterable[Result]:
         return over_blocks(rows, work)
@@ -212,11 +202,9 @@ class _OverEffectRows:
 class OverlapColumns(_OverEffectRows, AbstractLaidOutColumns[EffectRows]):
     """The clever covariates H_r with their squares, and the squared scores."""
 
-    effect: EffectProblem
+    label = "inverse probability"
 
-    @property
-    def label(self) -> str:
-        return "inverse probability"
+    effect: EffectProblem
 
     @property
     def count(self) -> int:
@@ -264,20 +252,15 @@ class PredictionMoments(_OverEffectRows, AbstractLaidOutColumns[EffectRows]):
     They are asked in the same round as `OverlapColumns` and judged together with the clever covariates.
     """
 
-    effect: EffectProblem
+    label = "prediction"
+    judged = (0, 1)
 
-    @property
-    def label(self) -> str:
-        return "prediction"
+    effect: EffectProblem
 
     @cached_property
     def layout(self) -> TallyLayout:
         names = ("weight of the observed", "predicted outcome", "predicted outcome, squared")
         return TallyLayout({"moments": Block(names, exponent(self.effect.population_ceiling), 12)})
-
-    @property
-    def judged(self) -> Sequence[int]:
-        return (0, 1)
 
     def roots(self, piece: EffectRows) -> Array:
         return np.concatenate([piece.covariates * first(piece.weight), self.disclosed(piece, self.judged)])
@@ -295,12 +278,10 @@ class PredictionMoments(_OverEffectRows, AbstractLaidOutColumns[EffectRows]):
 class TruncationBins(_OverEffectRows, AbstractBins[EffectRows]):
     """Per arm, how many records have a probability below its bound (bin 1)."""
 
+    label = "how many people have a very low treatment probability"
+
     effect: EffectProblem
     arms: int
-
-    @property
-    def label(self) -> str:
-        return "how many people have a very low treatment probability"
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -330,20 +311,15 @@ def histogram_sizes(arms: int) -> tuple[int, ...]:
 class PropensityBins(_OverEffectRows, AbstractBins[EffectRows]):
     """Histograms of the propensity scores of a study's rows, by observed arm."""
 
+    label = "probabilities of treatment"
+    on_a_scale = True
+
     effect: EffectProblem
     arms: int
 
     @property
-    def label(self) -> str:
-        return "probabilities of treatment"
-
-    @property
     def sizes(self) -> tuple[int, ...]:
         return histogram_sizes(self.arms)
-
-    @property
-    def on_a_scale(self) -> bool:
-        return True
 
     def groups(self, piece: EffectRows) -> list[Group]:
         return histogram_groups(piece.g_bins, piece.arm, self.arms)
@@ -354,11 +330,10 @@ class PropensityBins(_OverEffectRows, AbstractBins[EffectRows]):
 class FittedPropensityBins(AbstractBins[Table]):
     """`PropensityBins` before the study has an outcome model: from the fitted treatment model alone."""
 
-    preparation: Preparation
+    label = "probabilities of treatment"
+    on_a_scale = True
 
-    @property
-    def label(self) -> str:
-        return "probabilities of treatment"
+    preparation: Preparation
 
     @property
     def arms(self) -> int:
@@ -367,10 +342,6 @@ class FittedPropensityBins(AbstractBins[Table]):
     @property
     def sizes(self) -> tuple[int, ...]:
         return histogram_sizes(self.arms)
-
-    @property
-    def on_a_scale(self) -> bool:
-        return True
 
     def groups(self, piece: Table) -> list[Group]:
         g = self.preparation.scores(piece)
@@ -383,13 +354,12 @@ class FittedPropensityBins(AbstractBins[Table]):
 class PredictionErrors(_OverEffectRows, AbstractLaidOutColumns[EffectRows]):
     """Squared errors, and of a binary outcome log losses, of Q(A, W) before and after targeting."""
 
+    label = "error of a prediction"
+    judged = ()  # the closing sums have the weights, and are judged in the same round
+
     effect: EffectProblem
     law: EffectLaw
     is_binary: bool
-
-    @property
-    def label(self) -> str:
-        return "error of a prediction"
 
     @cached_property
     def layout(self) -> TallyLayout:
@@ -402,10 +372,6 @@ class PredictionErrors(_OverEffectRows, AbstractLaidOutColumns[EffectRows]):
         if self.is_binary:
             blocks["log losses"] = Block(("log loss before", "log loss after"), largest, 12)
         return TallyLayout(blocks)
-
-    @property
-    def judged(self) -> Sequence[int]:
-        return ()  # the closing sums have the weights, and are judged in the same round
 
     def evaluate(self, piece: EffectRows) -> Columns:
         weight, y = product(piece.weight, piece.observed), piece.y
@@ -424,13 +390,12 @@ class CalibrationBins(_OverEffectRows, AbstractBins[EffectRows]):
     so disclose these rows. The sums are those of w, w y, w Q before and w Q after.
     """
 
+    label = "outcomes and predictions"
+    on_a_scale = True
+
     effect: EffectProblem
     law: EffectLaw
     edges: tuple[float, ...]  # inner edges, of the initial prediction
-
-    @property
-    def label(self) -> str:
-        return "outcomes and predictions"
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -439,10 +404,6 @@ class CalibrationBins(_OverEffectRows, AbstractBins[EffectRows]):
     @property
     def exponents(self) -> tuple[int, ...]:
         return (exponent(2.0 * self.effect.population_ceiling),) * 4
-
-    @property
-    def on_a_scale(self) -> bool:
-        return True
 
     def groups(self, piece: EffectRows) -> Sequence[Group]:
         before, after = _predictions(self.effect, self.law, piece)

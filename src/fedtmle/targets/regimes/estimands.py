@@ -44,6 +44,8 @@ class Planned(AbstractRegime):
     Planned(plan=('1', '1', '0'))
     """
 
+    needs = ()
+
     plan: tuple[str, ...]
 
     def __post_init__(self) -> None:
@@ -53,10 +55,6 @@ class Planned(AbstractRegime):
     @property
     def label(self) -> str:
         return " then ".join(self.plan)
-
-    @property
-    def needs(self) -> tuple[str, ...]:
-        return ()
 
     def check(self, arms: tuple[str, ...]) -> None:
         require_arms(arms, *self.plan)
@@ -171,6 +169,9 @@ class Shift(AbstractRegime):
     Shift(by=-1.0, factor=1.0, least=0.0, most=None)
     """
 
+    needs = ()
+    is_modified = True
+
     by: float = 0.0
     factor: float = 1.0
     least: float | None = None
@@ -199,14 +200,6 @@ class Shift(AbstractRegime):
     @property
     def is_identity(self) -> bool:
         return self.by == 0.0 and self.factor == 1.0
-
-    @property
-    def needs(self) -> tuple[str, ...]:
-        return ()
-
-    @property
-    def is_modified(self) -> bool:
-        return True
 
     def check(self, arms: tuple[str, ...]) -> None:
         if arms:

@@ -264,6 +264,8 @@ class RegimeProblem(AbstractLongProblem[RegimeLaw, Table]):
     ``population_ceiling`` bounds an observation's weight over a population's share, ``ceiling`` W_t times it.
     """
 
+    runaway = "prediction", "a rule may be followed by too few people"
+
     labels: tuple[str, ...]
     sequence: SequentialRules = field(compare=False)
     chains: tuple[ChainFit, ...] = field(compare=False)
@@ -294,10 +296,6 @@ class RegimeProblem(AbstractLongProblem[RegimeLaw, Table]):
     @property
     def effect_columns(self) -> EffectColumns:
         return self.sequence.columns
-
-    @property
-    def runaway(self) -> tuple[str, str]:
-        return "prediction", "a rule may be followed by too few people"
 
     def law(self, history: History) -> RegimeLaw:
         return RegimeLaw(history=history)

@@ -62,19 +62,14 @@ class CensoredInPeriod(AbstractResponse):
 class ModifiedRows(AbstractResponse):
     """1 for a row with the modified treatment, 0 for the same person's row as it was observed."""
 
+    periods = 2
+    is_public = True
+
     columns: EffectColumns
     timeline: Timeline
     period: int
     weight_mean: float
     rule: Shift
-
-    @property
-    def periods(self) -> int:
-        return 2
-
-    @property
-    def is_public(self) -> bool:
-        return True
 
     @property
     def shared_residuals(self) -> Hashable:
@@ -146,13 +141,11 @@ WEIGHT_EDGES = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)  # edges of the histo
 class RegimeCounts(AbstractLaidOutColumns[Table]):
     """People by arm in period 1 and stratum; in each period those at risk, censored and with an event."""
 
+    label = "count"
+
     columns: EffectColumns
     timeline: Timeline
     weight_exponent: int
-
-    @property
-    def label(self) -> str:
-        return "count"
 
     @cached_property
     def layout(self) -> TallyLayout:
@@ -200,11 +193,9 @@ class RegimeCounts(AbstractLaidOutColumns[Table]):
 class RegimeWeights(OverProblem[Table], AbstractLaidOutColumns[Table]):
     """Each mean's weight W in a person's last period at risk up to the horizon, and its square."""
 
-    problem: RegimeProblem
+    label = "inverse probability"
 
-    @property
-    def label(self) -> str:
-        return "inverse probability"
+    problem: RegimeProblem
 
     @cached_property
     def layout(self) -> TallyLayout:
@@ -236,12 +227,10 @@ class RegimeWeights(OverProblem[Table], AbstractLaidOutColumns[Table]):
 class RegimeTruncationBins(OverProblem[Table], AbstractBins[Table]):
     """Per rule, how many people have a truncated weight in some period (bin 1)."""
 
+    label = "weights above their bound"
+
     problem: RegimeProblem
     longest: tuple[int, ...]  # for each rule, the mean with its last horizon
-
-    @property
-    def label(self) -> str:
-        return "weights above their bound"
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -276,12 +265,10 @@ class FirstArmWeights(AbstractLongArmWeights[Table]):
 class AdherenceBins(OverProblem[Table], AbstractBins[Table]):
     """Per rule and period, of those at risk: how many have followed the rule so far, uncensored (bin 1)."""
 
+    label = "people who follow a rule"
+
     problem: RegimeProblem
     longest: tuple[int, ...]  # for each rule, the mean with its last horizon
-
-    @property
-    def label(self) -> str:
-        return "people who follow a rule"
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -302,21 +289,16 @@ class AdherenceBins(OverProblem[Table], AbstractBins[Table]):
 class WeightBins(OverProblem[Table], AbstractBins[Table]):
     """Per rule and period, a histogram of the weights of those who have followed the rule so far."""
 
+    label = "inverse probability weights over time"
+    on_a_scale = True
+
     problem: RegimeProblem
     longest: tuple[int, ...]
-
-    @property
-    def label(self) -> str:
-        return "inverse probability weights over time"
 
     @property
     def sizes(self) -> tuple[int, ...]:
         periods = sum(self.problem.chains[r].horizon for r in self.longest)
         return (len(WEIGHT_EDGES) + 1,) * periods
-
-    @property
-    def on_a_scale(self) -> bool:
-        return True
 
     def groups(self, piece: Table) -> list[Group]:
         weights = [each for each, _ in self.problem.weights(piece)]

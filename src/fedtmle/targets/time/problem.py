@@ -288,6 +288,8 @@ class TimeProblem(AbstractLongProblem[TimeLaw, People]):
     of everyone as they are. ``ceiling`` bounds omega times the observation's weight.
     """
 
+    runaway = "hazard", "an event may be perfectly predicted"
+
     labels: tuple[str, ...]
     functionals: tuple[Functional, ...]
     prepare: TimePreparation = field(compare=False)
@@ -330,10 +332,6 @@ class TimeProblem(AbstractLongProblem[TimeLaw, People]):
     @property
     def effect_columns(self) -> EffectColumns:
         return self.prepare.columns
-
-    @property
-    def runaway(self) -> tuple[str, str]:
-        return "hazard", "an event may be perfectly predicted"
 
     def law(self, history: History) -> TimeLaw:
         return TimeLaw(history=history)

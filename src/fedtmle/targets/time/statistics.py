@@ -147,14 +147,12 @@ Result = TypeVar("Result")
 class TimeCounts(AbstractLaidOutColumns[Table]):
     """People and their weights by arm and stratum, events by cause, and people at risk at the horizon."""
 
+    label = "count"
+
     columns: EffectColumns
     follow_up: FollowUp
     horizon: int
     weight_exponent: int
-
-    @property
-    def label(self) -> str:
-        return "count"
 
     @cached_property
     def layout(self) -> TallyLayout:
@@ -214,15 +212,14 @@ class LifeTable(AbstractLaidOutColumns[Table]):
     cause have no event of an earlier one in the period, and those at risk of censoring none at all.
     """
 
+    label = "count"
+    judged = ()  # people at risk, who have a floor, and their events
+
     columns: EffectColumns
     follow_up: FollowUp
     causes: tuple[int, ...]
     weight_mean: float
     weight_ceiling: float
-
-    @property
-    def label(self) -> str:
-        return "count"
 
     @cached_property
     def layout(self) -> TallyLayout:
@@ -237,10 +234,6 @@ class LifeTable(AbstractLaidOutColumns[Table]):
             blocks[f"at risk {cause}"] = Block(tuple(f"at risk of {what} {name}" for name in names), bound)
             blocks[f"events {cause}"] = Block(tuple(f"{what} {name}" for name in names), bound)
         return TallyLayout(blocks)
-
-    @property
-    def judged(self) -> Sequence[int]:
-        return ()  # people at risk, who have a floor, and their events
 
     def over(self, rows: AnyTable, work: Callable[[Table], Result]) -> Iterable[Result]:
         return over_blocks(rows, work)
@@ -267,11 +260,9 @@ class LifeTable(AbstractLaidOutColumns[Table]):
 class TimeOverlapColumns(OverProblem[People], AbstractLaidOutColumns[People]):
     """Each group's weight omega in a person's last period at risk, and its square."""
 
-    problem: TimeProblem
+    label = "inverse probability"
 
-    @property
-    def label(self) -> str:
-        return "inverse probability"
+    problem: TimeProblem
 
     @cached_property
     def layout(self) -> TallyLayout:
@@ -301,11 +292,9 @@ class TimeOverlapColumns(OverProblem[People], AbstractLaidOutColumns[People]):
 class TimeTruncationBins(OverProblem[People], AbstractBins[People]):
     """Per arm, how many people in it have a truncated probability in some period (bin 1)."""
 
-    problem: TimeProblem
+    label = "how many people have a very low probability of treatment or follow-up"
 
-    @property
-    def label(self) -> str:
-        return "how many people have a very low probability of treatment or follow-up"
+    problem: TimeProblem
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -335,12 +324,10 @@ class TimeArmWeights(AbstractLongArmWeights[People]):
 class AtRiskBins(OverProblem[People], AbstractBins[People]):
     """Per arm and shown period, how many people of the arm are at risk in it (bin 1) or no more (bin 0)."""
 
+    label = "people at risk"
+
     problem: TimeProblem
     shown: tuple[int, ...]
-
-    @property
-    def label(self) -> str:
-        return "people at risk"
 
     @property
     def arms(self) -> int:
@@ -364,11 +351,10 @@ class AtRiskBins(OverProblem[People], AbstractBins[People]):
 class TimePropensityBins(OverProblem[People], AbstractBins[People]):
     """Histograms of the propensity scores, by observed arm."""
 
-    problem: TimeProblem
+    label = "probabilities of treatment"
+    on_a_scale = True
 
-    @property
-    def label(self) -> str:
-        return "probabilities of treatment"
+    problem: TimeProblem
 
     @property
     def arms(self) -> int:
@@ -377,10 +363,6 @@ class TimePropensityBins(OverProblem[People], AbstractBins[People]):
     @property
     def sizes(self) -> tuple[int, ...]:
         return histogram_sizes(self.arms)
-
-    @property
-    def on_a_scale(self) -> bool:
-        return True
 
     def groups(self, piece: People) -> list[Group]:
         bins = probability_bins(piece.g[list(shown_arms(self.arms))])
