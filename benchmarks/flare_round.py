@@ -3,8 +3,9 @@
     .venv/bin/python -m benchmarks.flare_round [--silos 3] [--turns 3] [--folder DIR]
 
 All of it in one deployment, in turns, so that the machine's load is the same for all. The median round of a
-study must be within 1.5 times that of the echo, and a masked study within 1.2 times the open one. Masked
-studies of six or more silos have more rounds than open ones, because silos look at pooled sums before they
+study must be within 1.5 times that of the echo, and a masked study within 1.2 times the open one. The rounds
+of the echo that count have the same numbers as the study's: the engine itself gets faster over its first
+thirty rounds. Masked studies have more rounds than open ones, because silos look at pooled sums before they
 answer; so the time of a round and that of a study are compared separately. Every round of ours is written to
 a journal and a ledger at each silo before it is answered, and to the server's journal: the time of an fsync
 in DIR is shown beside it (DIR in memory, such as /dev/shm, leaves it out).
@@ -82,21 +83,23 @@ def _report(silos: int, echo: list[list[float]], ours: dict[str, list[Timed]], f
 
     The least turn counts, of its median round, of the sum of its rounds, and of its whole time.
     """
-    bare = min(map(statistics.median, echo))
     print(f"{silos} silos, {len(echo)} turns; fsync {1e3 * fsync:.2f} ms; load {os.getloadavg()[1]:.1f}")
-    print(f"echo: {_each(map(statistics.median, echo))} ms a round; least {1e3 * bare:.1f}")
     least: dict[str, tuple[float, float, float]] = {}
+    beside: list[float] = []
     for setting, runs in ours.items():
+        same = [statistics.median(each[WARM_UP : len(runs[0].rounds)]) for each in echo]
+        bare = min(same)
         medians = [statistics.median(run.rounds[WARM_UP:]) for run in runs]
         least[setting] = (min(medians), min(sum(run.rounds) for run in runs), min(run.whole for run in runs))
         one, total, whole = least[setting]
         print(
-            f"{setting}: {_each(medians)} ms a round; least {1e3 * one:.1f}, {one / bare:.2f} of the echo; "
-            f"{len(runs[0].rounds)} rounds take {total:.2f} s, the study {whole:.1f} s"
+            f"{setting}: {_each(medians)} ms a round; least {1e3 * one:.1f}, {one / bare:.2f} of the echo "
+            f"({_each(same)}); {len(runs[0].rounds)} rounds take {total:.2f} s, the study {whole:.1f} s"
         )
+        beside.append(one / bare)
     ratios = [masked / open_ for masked, open_ in zip(least["masked"], least["open"], strict=True)]
     print("masked / open: a round {:.2f}, all rounds {:.2f}, the study {:.2f}".format(*ratios), flush=True)
-    holds = max(each[0] for each in least.values()) <= ECHO_LIMIT * bare and ratios[2] <= MASKED_LIMIT
+    holds = max(beside) <= ECHO_LIMIT and ratios[2] <= MASKED_LIMIT
     return 0 if holds else 1
 
 

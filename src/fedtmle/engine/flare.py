@@ -14,6 +14,7 @@ from nvflare.collab import collab
 from fedtmle.engine import frames
 from fedtmle.engine.coordinate import Awaited, Coordination, Seal, words
 from fedtmle.engine.frames import Answer, Declined, Reply
+from fedtmle.engine.process import keep_loaded
 from fedtmle.errors import DeadlineError, DecodeError, ProtocolError, RefusedError
 
 RETRY_PAUSE = 0.5  # seconds between attempts to reach a silo again
@@ -111,8 +112,11 @@ class Coordinator:
     def main(self) -> None:
         """Carry out the run; its folder holds how it ended."""
         runs = Path(collab.workspace.get_root_dir()) / "runs"
-        Coordination(runs, self.run).carry_out(
-            lambda sites, deadline, awaited, seal: FlareFederation(
-                sites, deadline=deadline, awaited=awaited, seal=seal
-            )
-        )
+
+        def connect(
+            sites: Mapping[str, str], deadline: float, awaited: Awaited, seal: Seal
+        ) -> FlareFederation:
+            keep_loaded()
+            return FlareFederation(sites, deadline=deadline, awaited=awaited, seal=seal)
+
+        Coordination(runs, self.run).carry_out(connect)

@@ -9,7 +9,7 @@ from nvflare.collab import collab
 
 from fedtmle.engine import frames
 from fedtmle.engine.frames import Declined
-from fedtmle.engine.process import write_log
+from fedtmle.engine.process import keep_loaded, write_log
 from fedtmle.engine.site import Endpoint, open_endpoint
 
 
@@ -26,7 +26,9 @@ class SiloEnd:
         home = Path(collab.workspace.get_root_dir()) / "fedtmle"
         write_log(home / "silo.log")
         study = base64.b64decode(self.study)
-        self._endpoint = open_endpoint(home, collab.site_name, study, bytes.fromhex(self.plan))
+        self._endpoint = open_endpoint(
+            home, collab.site_name, study, bytes.fromhex(self.plan), opened=keep_loaded
+        )
 
     @collab.final  # type: ignore[untyped-decorator]
     def stop(self) -> None:

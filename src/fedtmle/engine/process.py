@@ -5,6 +5,7 @@ A process is known by its pid and its start time, never by its name.
 
 from __future__ import annotations
 
+import gc
 import logging
 import logging.handlers
 import os
@@ -54,6 +55,17 @@ def write_log(path: Path) -> None:
     log = logging.handlers.RotatingFileHandler(path, maxBytes=1 << 20, backupCount=4)
     log.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     logging.getLogger("fedtmle").addHandler(log)
+
+
+def keep_loaded() -> None:
+    """Leave all objects that exist now out of garbage collection, for good.
+
+    An engine makes so many objects for a message that every few rounds all objects are searched. Those of the
+    libraries and of a study's rows live as long as the process of a job, and are most of them. Call it once,
+    before the first round.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def tidy(kit: Path) -> None:

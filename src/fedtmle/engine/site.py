@@ -162,14 +162,16 @@ class _DeclinesError(Exception):
         self.reason = reason
 
 
-def open_endpoint(kit: Path, site: str, text: bytes, announced: bytes) -> Endpoint:
+def open_endpoint(
+    kit: Path, site: str, text: bytes, announced: bytes, *, opened: Callable[[], None] = lambda: None
+) -> Endpoint:
     """Return a silo's endpoint for the study that a job brought.
 
     ``kit`` is our folder of the silo's kit, ``site`` the silo's name on the network, ``text`` the study and
-    ``announced`` the digest of its plan.
+    ``announced`` the digest of its plan. ``opened`` is called when the data are read, before the first round.
     """
     try:
-        return _open(kit, site, text, announced)
+        return _open(kit, site, text, announced, opened)
     except _DeclinesError as declines:
         reason = declines.reason
     except Exception:
@@ -179,7 +181,7 @@ def open_endpoint(kit: Path, site: str, text: bytes, announced: bytes) -> Endpoi
     return Endpoint(lambda: reason, _no_silo)
 
 
-def _open(kit: Path, site: str, text: bytes, announced: bytes) -> Endpoint:
+def _open(kit: Path, site: str, text: bytes, announced: bytes, opened: Callable[[], None]) -> Endpoint:
     home = _home(kit)
     study, plan = _study(home, text)
     if plan.digest != announced:
@@ -204,7 +206,7 @@ def _open(kit: Path, site: str, text: bytes, announced: bytes) -> Endpoint:
         decision = home.approvals.current().get(plan.digest.hex())
         expected = "" if decision is None else decision.data
         try:
-            return open_party(plan, name, approved.file, keeper=keeper, expected=expected, home=approved)
+            silo = open_party(plan, name, approved.file, keeper=keeper, expected=expected, home=approved)
         except ChangedDataError:
             if keeper.ledger is not None:
                 keeper.ledger.add(
@@ -219,6 +221,8 @@ def _open(kit: Path, site: str, text: bytes, announced: bytes) -> Endpoint:
                     )
                 )
             raise
+        opened()
+        return silo
 
     return Endpoint(
         _permission(home, plan),
