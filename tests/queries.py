@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 import fedtmle as ft
+from fedtmle.data import load_all
 from fedtmle.initial.glm import GLM
 from fedtmle.initial.superlearner import GradientBoostedTrees
 from fedtmle.model.table import Factor, Table
@@ -25,7 +26,9 @@ from fedtmle.runtime.records import Keeper
 from fedtmle.runtime.session import run_embedded
 from fedtmle.runtime.silo import Silo
 from fedtmle.studyfile.file import study_plan
+from fedtmle.studyfile.schema import schema_of
 from tests import kinds
+from tests.declare import declare
 from tests.initial.silos import VARIABLES, pooled_table, split, trial
 from tests.runtime.faults import CASES, key_of
 
@@ -105,6 +108,23 @@ def _private() -> Run:
     return study_plan(study, roster(list(tables))), tables
 
 
+def _times() -> Run:
+    """Time to an event in four periods."""
+    study = ft.Study(
+        target=ft.Risk(outcome="event", time="time", treatment="a", periods=4, period_length=1.0),
+        hazard_model=GLM("a + x"),
+        treatment_model=GLM("1"),
+        algorithm=ft.Coded(tolerance=0.1),
+        variables=declare(event="binary", time=(0, 4), a="binary", x=(-8, 8)),
+        diagnostics=False,
+    )
+    rng = np.random.default_rng(4)
+    time, a, x = rng.uniform(0, 4, 240), rng.permutation(np.arange(240) % 2), rng.standard_normal(240)
+    records = {"time": time, "event": 1.0 * (rng.random(240) < 0.3), "a": 1.0 * a, "x": x.clip(-4, 4)}
+    data = {f"s{m}": {name: column[m::2] for name, column in records.items()} for m in range(2)}
+    return study_plan(study, roster(list(data))), dict(load_all(data, schema_of(study)))
+
+
 LEARNERS = (GLM("a + x + C(site)"), ft.Pilot(TREES, at="s1"), ft.PerSilo(TREES))
 RUNS: dict[str, Callable[[], Run]] = {
     **{name: case for name, case in CASES.items() if not case()[0].is_masked},
@@ -115,6 +135,7 @@ RUNS: dict[str, Callable[[], Run]] = {
     "populations": _populations,
     "missing values": _missing,
     "privacy": _private,
+    "times": _times,
     "masked": CASES["study, relayed"],
 }
 

@@ -50,6 +50,7 @@ def _many(file: str, tests: str, *changes: tuple[str, str, str]) -> tuple[Mutati
 
 
 ATTACKS = "tests/attacks/test_attacks.py::test_a_guarded_silo_refuses_it"
+SUPPRESSED = "tests/attacks/test_attacks.py::test_a_guarded_silo_hides_what_is_few"
 GUARD = f"tests/attacks/test_guard.py {ATTACKS} tests/attacks/test_decisions.py"
 CODES = "tests/protocol/test_bits.py"
 DECODERS = "tests/protocol/test_decoders.py"
@@ -377,6 +378,60 @@ MUTATIONS: tuple[Mutation, ...] = (
             "for start in range(0, 1, LOOK_ROWS):",
         ),
         ("copies are other responses", "left is right or np.array_equal(left, right)", "left is right"),
+    ),
+    *_many(
+        "protocol/bins.py",
+        f"tests/protocol/test_bins.py {SUPPRESSED}",
+        (
+            "small numbers of those left",
+            "runs[run].is_enough(floor) and left[run].is_enough(floor)",
+            "runs[run].is_enough(floor)",
+        ),
+        (
+            "those who stay hide the last",
+            "runs[run].is_enough(floor) and left[run].is_enough(floor)",
+            "left[run].is_enough(floor)",
+        ),
+        (
+            "a hidden number is an empty bin",
+            "shown: list[BinTotal | None] = [None] * len(group)",
+            "shown: list[BinTotal | None] = [replace(stay, count=0)] * len(group)",
+        ),
+        (
+            "too few are shown together",
+            "if firsts is None and not left[0, end].is_enough(floor):",
+            "if False:",
+        ),
+        ("leavers are bins of their own", "rule = _left if self.bins.of_leavers else", "rule ="),
+    ),
+    *_many(
+        "programs/time.py",
+        f"{ATTACKS} {SUPPRESSED}",
+        ("events need no floor", '"min_events" if cause else "min_missing"', '""'),
+        ("events are not hidden", 'floors=("min_cell", "min_events")', "floors=()"),
+    ),
+    *_many(
+        "programs/regimes.py",
+        ATTACKS,
+        (
+            "events need no floor",
+            'CountCell(k, floor="min_events", rest_floor="")',
+            'CountCell(k, floor="", rest_floor="")',
+        ),
+        (
+            "censored need no floor",
+            'CountCell(k, floor="min_missing", rest_floor="")',
+            'CountCell(k, floor="", rest_floor="")',
+        ),
+    ),
+    *_many(
+        "targets/time/statistics.py",
+        ATTACKS,
+        (
+            "weights of a life table",
+            "return range(len(self.names)) if self.columns.weights else ()",
+            "return ()",
+        ),
     ),
     *_many(
         "protocol/masks.py",

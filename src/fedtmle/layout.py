@@ -96,6 +96,11 @@ def partial(count: int | None, hidden_in: int) -> str:
     return f"{count:,}{'+' if hidden_in else ''}"
 
 
+def partial_share(count: int, whole: int, hidden_in: int) -> str:
+    """Return a count over the silos that disclose it, and its share of the whole if all do."""
+    return partial(count, hidden_in) + ("" if hidden_in else f" ({share(count, whole)})")
+
+
 def decreasing(counts: Sequence[int | None], hidden_in: Sequence[int]) -> list[str]:
     """Return counts that never rise from one period to the next, such as people at risk, as text.
 

@@ -115,9 +115,11 @@ def overlap(result: AnyResult, *, ax: Axes | None = None) -> Axes:
         raise InputError("overlap: the result is not of a study, so that it has no arms")
     ax = ax or _axes(height=1.6 + 0.5 * len(data.arms))
     names = [arm.name for arm in data.arms]
+    hidden = any(arm.observed_hidden_in for arm in data.arms)
+    shown = "with outcome (some silos hide theirs)" if hidden else "with outcome"
     parts: Mapping[str, tuple[list[int], str, float]] = {
         "records": ([arm.records for arm in data.arms], "#9db8d4", 0.7),
-        "with outcome": ([arm.observed for arm in data.arms], COLOURS["silo"], 0.45),
+        shown: ([arm.observed for arm in data.arms], COLOURS["silo"], 0.45),
         **({"truncated": ([arm.truncated for arm in data.arms], WARN, 0.2)} if data.effective else {}),
     }
     for label, (counts, colour, height) in parts.items():

@@ -59,6 +59,7 @@ class AbstractAttack(ABC):
     yields: str
     reason: Reason
     keys: tuple[str, ...] = ()
+    hidden_by: tuple[str, ...] = ()  # keys that hide what it is after, and the study goes on
     check: str = ""  # what stops it where that is no key
     strict: dict[str, Any] = {}  # noqa: RUF012 - read only
     setting = Setting.OPEN

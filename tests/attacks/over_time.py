@@ -301,29 +301,6 @@ class LoneCensored(LoneEvent):
         return -super().alone(sums)
 
 
-class FewEvents(LoneEvent):
-    """Asks for the events by arm where one person has one."""
-
-    yields = "that one treated person has the event, and nobody else"
-    keys = ()
-
-    def common(self) -> Columns:
-        return {**super().common(), "event": np.zeros(60)}
-
-    def columns(self) -> Columns:
-        columns = super().columns()
-        columns["a"][PERSON] = 1.0
-        return columns
-
-    def run(self, victim: Victim) -> float:
-        server, tally = self.server(victim)
-        untreated, treated = server.query.columns.layout.split(tally.values())["events"]
-        return float(treated - untreated)
-
-    def works(self, learned: float) -> bool:
-        return learned == 1.0
-
-
 class AbstractImputed(AbstractInvented):
     """On a study whose covariate w is imputed where it is missing."""
 
@@ -511,4 +488,4 @@ ATTACKS: tuple[AbstractAttack, ...] = (
     SaidToBeAbsent(),
 )
 HIDDEN: tuple[AbstractAttack, ...] = (OwnIntercept(),)  # nothing of one silo is asked for
-WORKING: tuple[AbstractAttack, ...] = (OwnSlope(), FewEvents())
+WORKING: tuple[AbstractAttack, ...] = (OwnSlope(),)

@@ -9,19 +9,30 @@ from pathlib import Path
 import pytest
 
 from fedtmle.runtime.ledger import read
-from tests.attacks import batches, combinations, invented, masked, over_time, protocol, small, steering
+from tests.attacks import (
+    batches,
+    combinations,
+    followup,
+    invented,
+    masked,
+    over_time,
+    protocol,
+    small,
+    steering,
+)
 from tests.attacks.base import AbstractAttack
 from tests.attacks.settings import RefusedBySiloError, Setting
 
 ATTACKS: dict[str, AbstractAttack] = {
     type(attack).__name__: attack
-    for module in (batches, steering, small, combinations, invented, over_time, protocol, masked)
+    for module in (batches, steering, small, combinations, invented, over_time, followup, protocol, masked)
     for attack in module.ATTACKS
 }
 WORKING: dict[str, AbstractAttack] = {
-    type(attack).__name__: attack for attack in (*invented.WORKING, *over_time.WORKING)
+    type(attack).__name__: attack for attack in (*invented.WORKING, *over_time.WORKING, *followup.WORKING)
 }
 HIDDEN: dict[str, AbstractAttack] = {type(attack).__name__: attack for attack in over_time.HIDDEN}
+SUPPRESSED: dict[str, AbstractAttack] = {type(attack).__name__: attack for attack in followup.SUPPRESSED}
 BY_POLICY = {name: attack for name, attack in ATTACKS.items() if attack.keys}
 BY_PROTOCOL = {name: attack for name, attack in ATTACKS.items() if not attack.keys}
 EACH_KEY = [(name, key) for name, attack in BY_POLICY.items() for key in attack.keys]
@@ -66,6 +77,17 @@ def test_what_is_not_asked_for_is_not_learned(
         assert not attack.works(attack.run(attack.victim(keeper)))
     attack.disarm(monkeypatch)
     assert attack.works(attack.run(attack.victim(attack.keeper(attack.guarded()))))
+
+
+@pytest.mark.parametrize("setting", Setting)
+@pytest.mark.parametrize("name", SUPPRESSED)
+def test_a_guarded_silo_hides_what_is_few(name: str, setting: Setting) -> None:
+    """And goes on; with the key off, it is told."""
+    attack = copy.copy(SUPPRESSED[name])
+    attack.setting = setting
+    assert not attack.works(attack.run(attack.victim(attack.keeper(attack.guarded()))))
+    for keeper in (attack.open_keeper(), attack.keeper(attack.without(*attack.hidden_by))):
+        assert attack.works(attack.run(attack.victim(keeper)))
 
 
 @pytest.mark.parametrize("name", BY_POLICY)

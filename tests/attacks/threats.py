@@ -13,7 +13,7 @@ from fedtmle.protocol.messages import Reason
 from fedtmle.runtime.records import Keeper
 from tests.attacks.base import AbstractAttack
 from tests.attacks.settings import RefusedBySiloError, Setting
-from tests.attacks.test_attacks import ATTACKS, WORKING
+from tests.attacks.test_attacks import ATTACKS, SUPPRESSED, WORKING
 from tests.attacks.test_attacks import HIDDEN as HIDDEN_ATTACKS
 
 PAGE = Path(__file__).parents[2] / "docs" / "threats.md"
@@ -52,6 +52,8 @@ def cell(attack: AbstractAttack, setting: Setting) -> str:
         met.disarm(patch)
         bare = ended(met, met.open_keeper())
     guarded = ended(met, met.keeper(met.guarded()))
+    if bare == WORKS and guarded == HIDDEN and attack.hidden_by:
+        return f"hidden ({', '.join(f'`{key}`' for key in attack.hidden_by)})"
     if bare in (WORKS, guarded):
         return guarded
     return bare if guarded == HIDDEN else f"{bare}, {guarded}"
@@ -67,7 +69,7 @@ def table() -> str:
         f"| attack | what the server does | what it would get | {settings} |",
         "|---|---|---|---|---|---|",
     ]
-    for name, attack in (ATTACKS | HIDDEN_ATTACKS | WORKING).items():
+    for name, attack in (ATTACKS | SUPPRESSED | HIDDEN_ATTACKS | WORKING).items():
         does = (type(attack).__doc__ or "").strip().splitlines()[0].removesuffix(".")
         cells = " | ".join(cell(attack, setting) for setting in Setting)
         lines.append(f"| {words(name)} | {does} | {attack.yields} | {cells} |")

@@ -160,6 +160,56 @@ def test_a_few_people_are_told_with_their_larger_neighbour() -> None:
     assert [cell.count for cell in told] == [0, 0, 9]
 
 
+class OfLeavers(OneGroup):
+    """Four bins of those who leave, and those who stay."""
+
+    sizes = (5,)
+    of_leavers = True
+
+
+LEAVERS = BinsQuery(bins=OfLeavers(), n=100)
+some_hide = Premise("some numbers are hidden and some but the first are not", at_least=0.3)
+
+
+@some_hide
+@settings(deadline=None)
+@given(
+    st.lists(st.integers(1, 9), min_size=5, max_size=5) | st.permutations([0, 1, 5, 6, 9]), st.integers(2, 5)
+)
+def test_numbers_left_are_right_and_none_tells_of_a_few(counts: list[int], floor: int) -> None:
+    bins = [b for b, count in enumerate(counts) for _ in range(count)]
+    (told,) = answered(silo(bins, [1.0] * len(bins)), floor, LEAVERS)
+    shown = [k for k, cell in enumerate(told) if cell is not None]
+    assert shown[0] == 0
+    assert 4 not in shown  # who stays is counted with the last who leave
+    some_hide.holds(1 < len(shown) < 4)
+    taken = [0 if cell is None else cell.count for cell in told]
+    for k in shown:
+        assert sum(taken[k:]) == sum(counts[k:])
+        assert sum(taken[k:]) == 0 or sum(taken[k:]) >= floor
+    ends = [*shown, 4]
+    leavers = [sum(counts[i:j]) for i, j in itertools.pairwise(ends)]
+    if (
+        len(shown) > 1
+    ):  # who leaves between two numbers, and after the last, if those who ever leave are known
+        assert all(count == 0 or count >= floor for count in leavers)
+    finest = 1
+    for chosen in itertools.product([False, True], repeat=3):
+        cuts = [0, *(k + 1 for k in range(3) if chosen[k]), 4]
+        parts = [sum(counts[i:j]) for i, j in itertools.pairwise(cuts)]
+        left = parts[-1] + counts[4]
+        if all(part == 0 or part >= floor for part in (*parts, left)):
+            finest = max(finest, len(parts))
+    assert len(shown) == finest
+
+
+def test_a_few_who_leave_are_told_with_all_who_stay_or_not_at_all() -> None:
+    (told,) = answered(silo([0] + [4] * 9, [0.5] * 10), 5, LEAVERS)
+    assert [cell and cell.count for cell in told] == [10, None, None, None, None]
+    (told,) = answered(silo([0] + [4] * 3, [0.5] * 4), 5, LEAVERS)
+    assert told == (None,) * 5
+
+
 def test_a_silo_discloses_all_arms_or_none() -> None:
     answers = {
         "a": answered(silo([0] * 6 + [1] * 7, [0.5] * 13)),

@@ -80,6 +80,7 @@ def examples() -> dict[str, Example]:
     def drawn(variance: Fraction, _below: object) -> int:
         return round(public.gauss(0.0, math.sqrt(variance)))
 
+    studies: list[tuple[ft.Study, dict[str, dict[str, NDArray[Any]]]]] = []
     for treatment, algorithm, cluster, (variables, silos) in (
         (ft.GLM("x"), ft.OneStep(), None, whole),  # with privacy
         (ft.GLM("x"), ft.Coded(), None, whole),
@@ -100,14 +101,16 @@ def examples() -> dict[str, Example]:
             variables=variables,
             privacy=private if isinstance(algorithm, ft.OneStep) else None,
         )
+        studies.append((study, silos))
+    for study, silos in (*studies, _times()):
         with patch.object(silo, "discrete_gaussian", drawn):
             result = ft.run(study, silos)
         if result.run is None:
             raise AssertionError("a fresh result has its run")
         plan = study_plan(study, roster(list(result.run.sizes)))
         for heard in heard_rounds(plan, result.run.transcript, result.run.sizes):
-            query, whole = heard.query, heard.answers[SILO]
-            for part, answer in [(query, whole), *zip(query.members, query.split(whole), strict=True)]:
+            query, sent = heard.query, heard.answers[SILO]
+            for part, answer in [(query, sent), *zip(query.members, query.split(sent), strict=True)]:
                 name = type(part).__name__
                 before = by_kind.get(name, Example([], None))
                 if before.answer is None:  # an answer that says something is the better example
@@ -115,6 +118,19 @@ def examples() -> dict[str, Example]:
                 else:
                     before.queries.append(part)
     return by_kind | _looks()
+
+
+def _times() -> tuple[ft.Study, dict[str, dict[str, NDArray[Any]]]]:
+    """Return a study of time to an event, whose hazards are counted, and its records."""
+    declared = {**VARIABLES, "time": ft.Variable(kind="number", range=(0, 3))}
+    study = ft.Study(
+        target=ft.Risk(outcome="y", time="time", treatment="a", periods=3, period_length=1.0),
+        treatment_model=ft.GLM("1"),
+        algorithm=ft.Gradient(optimizer=ft.Newton()),
+        variables=ft.Variables(declared),
+    )
+    rng = np.random.default_rng(8)
+    return study, {name: {**rows, "time": rng.uniform(0.1, 3.0, 60)} for name, rows in _silos().items()}
 
 
 def _looks() -> dict[str, Example]:

@@ -53,8 +53,13 @@ Attacks that were tried, what stops each, and what nothing stops are on [their o
 # What an answer may tell about records, beyond its purpose.
 RISKS = {
     "BinsQuery": (
-        "Counts and means by bin of probabilities and predictions, and of covariates by arm. Your silo joins "
-        "neighbouring bins until each has enough people; it discloses all arms together, or none."
+        "Counts and means by bin of probabilities and predictions; by arm, of covariates, events and times "
+        "of leaving. Your silo joins neighbouring bins until each has enough people; others, such as "
+        "events, it discloses all together, or none."
+    ),
+    "PresenceQuery": (
+        "Whether your silo has anyone with an event of each cause, anyone censored, and in each arm anyone "
+        "at risk at the last horizon: one bit each. Under masks the silos are only counted."
     ),
     "ClustersQuery": (
         "How many clusters you have, and which of them other silos have too. Whoever has a digest can test a "

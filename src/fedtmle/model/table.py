@@ -414,6 +414,14 @@ class AbstractBins(AbstractStatistic[Piece]):
         return False
 
     @property
+    def of_leavers(self) -> bool:
+        """Whether bins are the times at which people leave, and those who stay to the end are the last bin.
+
+        How many are left is then shown, which is the sum over a bin and all later ones.
+        """
+        return False
+
+    @property
     def exponents(self) -> tuple[int, ...]:
         """Powers of two that bound the summed values; none where only rows are counted."""
         return ()

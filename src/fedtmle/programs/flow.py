@@ -445,7 +445,8 @@ def prepare_grids(study: Study, target: AbstractTimeEffect, levels: Levels, n: i
     target = replace(target, compare_subperiods=None)
     study = replace(study, target=target)
     prepared, begun = yield from both(
-        prepare_times(study, target, levels, n), attempted(prepare_times(finer, compared, levels, n))
+        prepare_times(study, target, levels, n),
+        attempted(prepare_times(finer, compared, levels, n, shows_events=False)),
     )
     return PreparedGrids(study=study, target=target, prepared=prepared, finer=(finer, compared, begun))
 
@@ -470,10 +471,12 @@ def target_grids(grids: PreparedGrids, n: int) -> Flow[Outcome]:
     return replace(outcome, details=replace(details, finer=FinerGrid.of(compared, ended)))
 
 
-def prepare_times(study: Study, target: AbstractTimeEffect, levels: Levels, n: int) -> Flow[PreparedTimes]:
+def prepare_times(
+    study: Study, target: AbstractTimeEffect, levels: Levels, n: int, *, shows_events: bool = True
+) -> Flow[PreparedTimes]:
     """Count people and events, and fit all models."""
     columns = effect_columns(study, (yield from find_shared_clusters(study)))
-    tally = yield from count_time(study, target, columns, n)
+    tally = yield from count_time(study, target, columns, n, shows_events=shows_events)
     treatment = study.treatment_model
     supplied = {}
     if isinstance(treatment, Supplied):
@@ -492,7 +495,7 @@ def target_times(study: Study, target: AbstractTimeEffect, prepared: PreparedTim
             return None
         own = OwnTMLE(study=study, columns=columns, levels=prepared.levels, dim=problem.dim, flow=study_flow)
         compared = both(compare_silos(study, None, own, n), find_balance(study, TimeArmWeights(problem), n))
-        return (yield from both(count_at_risk(study, target, problem, n), compared))
+        return (yield from both(count_at_risk(target, problem, n), compared))
 
     targeting = with_closing(study.algorithm.flow(problem, problem.start(), n), last)
     overlap, (outcome, diagnosed) = yield from both(find_time_overlap(problem, n), targeting)
@@ -503,7 +506,7 @@ def target_times(study: Study, target: AbstractTimeEffect, prepared: PreparedTim
         strata=columns.strata_levels,
         levels=prepared.levels,
         arm_counts=tally.arms,
-        event_counts=tally.events,
+        events=tally.events,
         g_floor=problem.prepare.g_floor,
         overlap=overlap,
         at_risk=at_risk,

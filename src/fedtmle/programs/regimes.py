@@ -189,6 +189,8 @@ def count_over_time(
         counts=(
             *(CountCell(k, is_arm=True) for k in at["arm"]),
             *(CountCell(k, floor="min_support", rest_floor="") for k in at["at risk"]),
+            *(CountCell(k, floor="min_missing", rest_floor="") for k in at["censored"]),
+            *(CountCell(k, floor="min_events", rest_floor="") for k in at["events"]),
             *(CountCell(k) for k in at["stratum"]),
         ),
     )

@@ -29,11 +29,11 @@ from fedtmle.programs.nuisance import Regression, regressions
 from fedtmle.programs.sites import ComparedSilos
 from fedtmle.programs.study import Study
 from fedtmle.programs.superlearner import begin_fits, fit_together
-from fedtmle.protocol.bins import BinsQuery
+from fedtmle.protocol.bins import BinsQuery, PooledBins
 from fedtmle.protocol.flows import both
 from fedtmle.protocol.outcome import Outcome, Targeted
-from fedtmle.protocol.query import CountCell, Flow, JointQuery, Phase
-from fedtmle.protocol.sums import TallyQuery
+from fedtmle.protocol.query import CountCell, Flow, JointQuery, Phase, Query
+from fedtmle.protocol.sums import PresenceQuery, TallyQuery
 from fedtmle.targets.effects.balance import Balance
 from fedtmle.targets.effects.components import Component, PooledWeights
 from fedtmle.targets.effects.estimands import AbstractEffect
@@ -44,7 +44,9 @@ from fedtmle.targets.time.statistics import (
     AtRiskBins,
     CensoringResponse,
     CountedHazard,
+    EventBins,
     EventResponse,
+    FollowUpColumns,
     LifeTable,
     TimeCounts,
     TimeOverlapColumns,
@@ -59,11 +61,15 @@ MOST_SHOWN = 12  # periods whose number at risk is shown
 
 @dataclass(frozen=True, kw_only=True)
 class TimeTally:
-    """Pooled counts: people per arm, events per arm and cause, the censored, and the sums of weights."""
+    """Pooled counts: people and their events per arm, and the sums of weights.
+
+    ``events`` has those without an event, and those with one of each cause, per arm, over the silos that
+    disclose theirs; () if they are not shown.
+    """
 
     arms: tuple[int, ...]
-    events: tuple[tuple[int, ...], ...]  # per arm, per cause
-    censored: int
+    events: PooledBins
+    censors: bool  # whether anyone is censored
     weight_mean: float
     weights: PooledWeights
 
@@ -149,7 +155,7 @@ class TimeDetails:
     strata: tuple[str, ...]
     levels: Mapping[str, tuple[str, ...]]
     arm_counts: tuple[int, ...]
-    event_counts: tuple[tuple[int, ...], ...]
+    events: PooledBins  # per arm: without an event, with one of each cause
     g_floor: float
     overlap: TimeOverlap
     at_risk: AtRisk | None
@@ -167,8 +173,18 @@ class TimeDetails:
         return self.problem.start()
 
     @property
+    def event_counts(self) -> tuple[tuple[int, ...], ...]:
+        """People with an event, per arm and cause, over the silos that disclose theirs."""
+        return tuple(tuple(cause.count for cause in causes) for _, *causes in self.events)
+
+    @property
+    def disclosing_events(self) -> tuple[int, ...]:
+        """How many silos disclose their events, per arm."""
+        return tuple(without.silos for without, *_ in self.events)
+
+    @property
     def observed_counts(self) -> tuple[int, ...]:
-        """People with an event of any cause, per arm."""
+        """People with an event of any cause, per arm, over the same silos."""
         return tuple(map(sum, self.event_counts))
 
     @property
@@ -184,41 +200,40 @@ class TimeDetails:
         return target.arms
 
 
-def count_time(study: Study, target: AbstractTimeEffect, columns: EffectColumns, n: int) -> Flow[TimeTally]:
-    """Ask who is in each arm and stratum, with which event, and at risk in the last period; one round."""
+def count_time(
+    study: Study, target: AbstractTimeEffect, columns: EffectColumns, n: int, *, shows_events: bool
+) -> Flow[TimeTally]:
+    """Ask who is in each arm and stratum, and for their events; one round.
+
+    The study needs to know whether anyone is at risk, has an event or is censored. How many have an event is
+    shown, with ``shows_events``, where the number is large enough.
+    """
     exponent = 1
     if study.weights:
         exponent = max(range_exponent(study.variables.ranges[study.weights]), SMALLEST_EXPONENT)
     horizon = max(each.horizon for each in target.functionals)
-    counts = TimeCounts(
-        columns=columns, follow_up=target.follow_up, horizon=horizon, weight_exponent=exponent
-    )
+    counts = TimeCounts(columns=columns, weight_exponent=exponent)
+    followed = FollowUpColumns(columns=columns, follow_up=target.follow_up, horizon=horizon)
     at = counts.layout.places
-    pooled = yield TallyQuery(
-        columns=counts,
-        n=n,
-        counts=(
-            *(CountCell(k, is_arm=True) for k in at["arm"]),
-            *(
-                CountCell(k, of=arm, floor="min_support", rest_floor="")
-                for k, arm in zip(at["at risk"], at["arm"], strict=True)
-            ),
-            *(CountCell(k) for k in at["stratum"]),
-        ),
-    )
+    arms = (*(CountCell(k, is_arm=True) for k in at["arm"]), *(CountCell(k) for k in at["stratum"]))
+    queries: tuple[Query, ...] = TallyQuery(columns=counts, n=n, counts=arms), PresenceQuery(columns=followed)
+    if shows_events:
+        events = EventBins(columns=columns, follow_up=target.follow_up)
+        queries = (
+            *queries,
+            BinsQuery(bins=events, n=n, phase=Phase.NUISANCE, floors=("min_cell", "min_events")),
+        )
+    pooled, silos, *shown = yield JointQuery(queries)
     sums = {name: part.tolist() for name, part in counts.layout.split(pooled.values()).items()}
-    causes = len(target.causes)
-    events = tuple(
-        tuple(map(int, sums["events"][a * causes : (a + 1) * causes])) for a in range(len(columns.arms))
-    )
     weight_mean = sums["weight"][0] / n
     if not weight_mean > 0:
         raise InputError(f"weights: column '{study.weights}' is zero in every row")
-    _refuse_counts(target, sums["arm"], sums["at risk"], events, horizon)
+    anyone = {name: [silos[k] > 0 for k in places] for name, places in followed.layout.places.items()}
+    _refuse_counts(target, sums["arm"], anyone, horizon)
     return TimeTally(
         arms=tuple(map(int, sums["arm"])),
-        events=events,
-        censored=int(sums["censored"][0]),
+        events=shown[0] if shown else (),
+        censors=anyone["censored"][0],
         weight_mean=weight_mean,
         weights=PooledWeights(
             total=weight_mean * n,
@@ -229,13 +244,9 @@ def count_time(study: Study, target: AbstractTimeEffect, columns: EffectColumns,
 
 
 def _refuse_counts(
-    target: AbstractTimeEffect,
-    arms: list[float],
-    at_risk: list[float],
-    events: tuple[tuple[int, ...], ...],
-    horizon: int,
+    target: AbstractTimeEffect, arms: list[float], anyone: Mapping[str, list[bool]], horizon: int
 ) -> None:
-    for arm, people, risk in zip(target.arms, arms, at_risk, strict=True):
+    for arm, people, risk in zip(target.arms, arms, anyone["at risk"], strict=True):
         if not people:
             raise InputError(
                 f"treatment: no silo has a record in arm '{arm}'; check the treatment's column and its arms"
@@ -245,8 +256,8 @@ def _refuse_counts(
                 f"horizons: nobody in arm '{arm}' is at risk in {target.follow_up.name(horizon)}; choose an "
                 "earlier horizon, or longer periods"
             )
-    for j, cause in enumerate(target.causes):
-        if not sum(by_cause[j] for by_cause in events):
+    for cause, happens in zip(target.causes, anyone["events"], strict=True):
+        if not happens:
             raise InputError(
                 f"causes: nobody has an event of cause '{cause}'; check the codes of column "
                 f"'{target.outcome}', or leave the cause out"
@@ -266,7 +277,7 @@ def fit_hazards(
 
     ``supplied`` are the predictors of roles whose predictions the silos have.
     """
-    censors = tally.censored > 0
+    censors = tally.censors
     asked = regressions(study, columns, tally.weight_mean)
     asked |= _hazard_regressions(study, target, columns, tally.weight_mean, censors)
     places = [(role, regression) for role, each in asked.items() for regression in each]
@@ -346,7 +357,10 @@ def _counted(
     cells = []
     if not study.weights:
         at = table.layout.places
-        cells = [CountCell(k, floor="min_support", rest_floor="") for c in causes for k in at[f"at risk {c}"]]
+        for cause in causes:
+            happens = "min_events" if cause else "min_missing"  # those who are censored lack an outcome
+            cells += [CountCell(k, floor="min_support", rest_floor="") for k in at[f"at risk {cause}"]]
+            cells += [CountCell(k, floor=happens, rest_floor="") for k in at[f"events {cause}"]]
     pooled = yield TallyQuery(columns=table, n=n, counts=tuple(cells))
     sums = table.layout.split(pooled.values())
     periods = target.follow_up.periods
@@ -452,8 +466,8 @@ def find_time_overlap(problem: TimeProblem, n: int) -> Flow[TimeOverlap]:
     )
 
 
-def count_at_risk(study: Study, target: AbstractTimeEffect, problem: TimeProblem, n: int) -> Flow[AtRisk]:
-    """Ask, after the closing round, who is at risk when; counts below the floor are hidden."""
+def count_at_risk(target: AbstractTimeEffect, problem: TimeProblem, n: int) -> Flow[AtRisk]:
+    """Ask, after the closing round, who leaves when; a silo hides periods before which few left."""
     parts = target.subperiods
     last = math.ceil(problem.prepare.periods / parts)
     shown = tuple(range(1, last + 1, math.ceil(last / MOST_SHOWN)))
@@ -461,10 +475,9 @@ def count_at_risk(study: Study, target: AbstractTimeEffect, problem: TimeProblem
     people, propensities = yield JointQuery(
         (BinsQuery(bins=AtRiskBins(problem, begins), n=n), BinsQuery(bins=TimePropensityBins(problem), n=n))
     )
-    by_arm = [people[a * len(shown) : (a + 1) * len(shown)] for a in range(len(study.target.arms))]
     return AtRisk(
         periods=shown,
-        counts=tuple(tuple(risk.count for _, risk in each) for each in by_arm),
-        silos=tuple(tuple(risk.silos for _, risk in each) for each in by_arm),
+        counts=tuple(tuple(sum(left.count for left in arm[k:]) for k in range(len(shown))) for arm in people),
+        silos=tuple(tuple(left.silos for left in arm[:-1]) for arm in people),
         overlap=named_histograms(propensities, target.arms),
     )

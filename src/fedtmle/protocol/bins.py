@@ -4,7 +4,8 @@ A bin may be disclosed if it is empty, or if it has at least ``min_cell`` people
 variable in it is held by at least as many: the sum of a binary outcome is the count of those who have it. If
 bins are ordered on a scale, a silo merges neighbouring bins until each may be disclosed, and sends their sum
 as that of the bin with most people. No part of a group is left out, which would bias the rest, and the total
-is exact. Other bins, such as arms, are disclosed all together or not at all.
+is exact. Times at which people leave are merged in their own way (`_left`). Other bins, such as arms, are
+disclosed all together or not at all.
 """
 
 from __future__ import annotations
@@ -259,7 +260,7 @@ class BinsQuery(AbstractTotals[Bins, PooledBins]):
         return tuple(total.bins(self._shifts) for total in totals)
 
     def suppress(self, answer: Bins, floor: Callable[[Query], int]) -> Bins:
-        rule = _folded if self.bins.on_a_scale else _whole
+        rule = _left if self.bins.of_leavers else _folded if self.bins.on_a_scale else _whole
         return tuple(rule([bin_ for bin_ in group if bin_ is not None], floor(self)) for group in answer)
 
     def _count(self, piece: object) -> list[_Counted]:
@@ -351,11 +352,7 @@ def _folded(group: Sequence[BinTotal], floor: int) -> tuple[BinTotal | None, ...
     """
     if all(bin_.is_enough(floor) for bin_ in group):
         return tuple(replace(bin_, holders=None) for bin_ in group)
-    runs = {
-        (i, j): joined
-        for i in range(len(group))
-        for j, joined in enumerate(accumulate(group[i:], _joined), start=i + 1)
-    }
+    runs = _runs(group)
     firsts = _finest(len(group), {run: joined.is_enough(floor) for run, joined in runs.items()})
     if firsts is None:
         return (None,) * len(group)
@@ -365,6 +362,34 @@ def _folded(group: Sequence[BinTotal], floor: int) -> tuple[BinTotal | None, ...
         fullest = max(range(i, j), key=lambda b: group[b].count)
         folded[fullest] = replace(runs[i, j], holders=None)
     return tuple(folded)
+
+
+def _left(group: Sequence[BinTotal], floor: int) -> tuple[BinTotal | None, ...]:
+    """Return how many leave in each bin, merged until no number of leavers, or of those left, is too small.
+
+    The sum of merged bins is assigned to the first of them, and the others are hidden: the sum from a bin on
+    is right where the bin is shown. Those who stay (the last bin) are counted with the last who leave, but do
+    not hide these: if the number of all who ever leave is known, so is that of the last who do.
+    """
+    *leave, stay = group
+    runs, end = _runs(leave), len(leave)
+    left = {run: _joined(joined, stay) if run[1] == end else joined for run, joined in runs.items()}
+    firsts = _finest(end, {run: runs[run].is_enough(floor) and left[run].is_enough(floor) for run in runs})
+    if firsts is None and not left[0, end].is_enough(floor):
+        return (None,) * len(group)
+    shown: list[BinTotal | None] = [None] * len(group)
+    for i, j in pairwise((*(firsts or (0,)), end)):
+        shown[i] = left[i, j]
+    return tuple(shown)
+
+
+def _runs(group: Sequence[BinTotal]) -> dict[tuple[int, int], BinTotal]:
+    """Return the sum of bins i to j - 1, for all i < j."""
+    return {
+        (i, j): joined
+        for i in range(len(group))
+        for j, joined in enumerate(accumulate(group[i:], _joined), start=i + 1)
+    }
 
 
 def _joined(first: BinTotal, second: BinTotal) -> BinTotal:

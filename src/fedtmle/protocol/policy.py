@@ -100,7 +100,19 @@ class Policy:
     min_arm_rows: int = _key(
         _FLOOR, 10, 0, "Records, and records with an outcome, in each arm and stratum that the silo has."
     )
-    min_missing: int = _key(_FLOOR, 1, 0, "Number of missing outcomes in an arm, unless it is 0.")
+    min_missing: int = _key(
+        _FLOOR,
+        1,
+        0,
+        "Number of missing outcomes in an arm, or of people censored in a period, unless it is 0.",
+    )
+    min_events: int = _key(
+        _FLOOR,
+        1,
+        0,
+        "Number of events in a period (and arm), unless it is 0, where a study cannot do without it: a "
+        "smaller one refuses the study.",
+    )
     min_truncated: int = _key(
         _FLOOR, 1, 0, "Number of truncated propensity scores in an arm, unless it is 0."
     )

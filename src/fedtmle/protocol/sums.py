@@ -25,9 +25,11 @@ from fedtmle.model.exact import (
 from fedtmle.model.problem import AbstractProblem
 from fedtmle.model.table import AbstractPrivateColumns
 from fedtmle.model.types import Array, IntArray, Part
+from fedtmle.protocol.codes import MOST_SILOS, Golomb, Integers
 from fedtmle.protocol.masks import Lane
 from fedtmle.protocol.query import (
     EVERYBODY,
+    AbstractTotals,
     BoundedColumns,
     ColumnTerms,
     CountCell,
@@ -192,6 +194,40 @@ class TallyQuery(IntegerSums):
             box=self.grid_box,
             sent=answer.values(local.n_rows),
         )
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class PresenceQuery(AbstractTotals[Integers, Integers]):
+    """How many silos have anyone of whom a column is not zero, for each column; nobody is counted."""
+
+    columns: BoundedColumns
+    phase: Phase = Phase.NUISANCE
+
+    @property
+    def explanation(self) -> str:
+        return f"whether the silo has anyone: {self.columns.label}"
+
+    @property
+    def answer_code(self) -> Golomb:
+        return Golomb(blocks=(len(self.columns.names),))
+
+    @property
+    def pooled_code(self) -> Golomb:
+        return self.answer_code
+
+    @property
+    def lanes(self) -> tuple[Lane, ...]:
+        return (Lane(MOST_SILOS),) * len(self.columns.names)
+
+    def answer(self, local: Local) -> Integers:
+        return tuple(int(units != 0) for units in local.evaluate(self.columns.total).units)
+
+    def addends(self, answer: Integers, n_rows: int) -> Integers:
+        return answer
+
+    def pool_totals(self, totals: Integers) -> Integers:
+        return totals
 
 
 # The query of a differentially private study: integer sums, to which every silo adds its share of noise.

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from html import escape
 from itertools import pairwise
 
-from fedtmle.layout import element, phase_name, text
+from fedtmle.layout import element, partial, phase_name, text
 from fedtmle.report.series import BitsByRound, CohortOverlap, Forest, Interval, Path, Probabilities, Spread
 
 # Drawing: a canvas of SVG elements, scales from data to pixels, and round numbers for axes.
@@ -364,7 +364,8 @@ def overlap(data: CohortOverlap) -> Draw:
         for arm in data.arms:
             y += ROW
             canvas.text(10, y + 14, shortened(arm.name, left - 18), "name")
-            description = f"{arm.name}: {arm.records:,} records, {arm.observed:,} with an outcome"
+            seen = partial(arm.observed, arm.observed_hidden_in)
+            description = f"{arm.name}: {arm.records:,} records, {seen} with an outcome"
             canvas.rect(left, y + 4, x(arm.records) - left, 12, "bar all", description)
             canvas.rect(left, y + 4, x(arm.observed) - left, 12, "bar seen", description)
             truncated = f"score of {arm.name}: truncated in {arm.truncated:,} of {data.records:,} records"

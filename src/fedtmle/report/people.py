@@ -12,6 +12,8 @@ from fedtmle.layout import (
     decreasing,
     element,
     learner_tables,
+    partial,
+    partial_share,
     scrolling,
     share,
     silo_count,
@@ -21,6 +23,8 @@ from fedtmle.layout import (
 from fedtmle.report import charts, clinical, emulation, series
 from fedtmle.targets.effects.estimands import Scale
 from fedtmle.text.result import MISSING_HANDLED, finer_sentence
+
+FEW_EVENTS = "+ or few: some silos hide how many have the event, because few of them have it, or few do not."
 
 
 def participants(document: Document) -> str:
@@ -32,14 +36,17 @@ def participants(document: Document) -> str:
         return ""
     head = ["", *(series.arm(document, arm.name) for arm in data.arms), "all"]
     records = [arm.records for arm in data.arms]
-    observed = [arm.observed for arm in data.arms]
+    everyone, unseen = (
+        sum(arm.observed for arm in data.arms),
+        sum(arm.observed_hidden_in for arm in data.arms),
+    )
     counted = "with the event" if "curves" in document else "with an outcome"
     rows = [
         ["records", *(f"{count:,}" for count in records), f"{document['n']:,}"],
         [
             counted,
-            *(f"{known:,} ({share(known, count)})" for known, count in zip(observed, records, strict=True)),
-            f"{sum(observed):,} ({share(sum(observed), document['n'])})",
+            *(partial_share(arm.observed, arm.records, arm.observed_hidden_in) for arm in data.arms),
+            partial_share(everyone, document["n"], unseen),
         ],
     ]
     by_silo = [
@@ -50,6 +57,7 @@ def participants(document: Document) -> str:
     return (
         ("" if "emulation" in document else _flow(document, counted))
         + scrolling(table(head, rows), "Participants")
+        + (text("p", FEW_EVENTS, class_="soft") if unseen else "")
         + element("details", text("summary", "Records by silo") + numbers)
     )
 
@@ -66,9 +74,8 @@ def _flow(document: Document, counted: str) -> str:
     ends = []
     for arm in data.arms:
         rest = "" if "curves" in document else f", {arm.records - arm.observed:,} without"
-        ends.append(
-            f"{series.arm(document, arm.name)}: {arm.records:,} records, {arm.observed:,} {counted}{rest}"
-        )
+        observed = partial(arm.observed, arm.observed_hidden_in)
+        ends.append(f"{series.arm(document, arm.name)}: {arm.records:,} records, {observed} {counted}{rest}")
     description = ". ".join([*boxes, *lost, *ends]) + "."
     title = "Records that were analysed, and the arms that are compared"
     return charts.figure(

@@ -396,10 +396,10 @@ def bits_by_round(document: Document) -> BitsByRound:
 
 @dataclass(frozen=True, kw_only=True)
 class Arm:
-    """One arm: its records, observed outcomes and truncated probabilities.
+    """One arm: its records, observed outcomes or events, and truncated probabilities.
 
     ``truncated`` is summed over the silos that disclose the count. ``hidden_in`` is the number of silos that
-    hide it because it is small.
+    hide it because it is small. ``observed_hidden_in`` is the same for events.
     """
 
     name: str
@@ -407,6 +407,7 @@ class Arm:
     observed: int
     truncated: int
     hidden_in: int
+    observed_hidden_in: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -425,11 +426,19 @@ def overlap(document: Document) -> CohortOverlap | None:
     keys = ("arms", "arm_counts", "observed_counts", "truncated", "truncated_hidden")
     if not document["truncated"]:  # a target with a problem of its own has no such counts
         document = {**document, **dict.fromkeys(keys[3:], [0] * len(document["arms"]))}
+    unseen = document.get("events_hidden_in", [0] * len(document["arms"]))
     return CohortOverlap(
         arms=tuple(
-            Arm(name=name, records=records, observed=observed, truncated=truncated, hidden_in=hidden)
-            for name, records, observed, truncated, hidden in zip(
-                *(document[key] for key in keys), strict=True
+            Arm(
+                name=name,
+                records=records,
+                observed=observed,
+                truncated=truncated,
+                hidden_in=hidden,
+                observed_hidden_in=less,
+            )
+            for name, records, observed, truncated, hidden, less in zip(
+                *(document[key] for key in keys), unseen, strict=True
             )
         ),
         records=document["n"],

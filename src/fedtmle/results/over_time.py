@@ -35,6 +35,7 @@ def time_document(study: Study, details: TimeDetails, result: Result, silos: int
         },
         "finer_grid": None if result.psi is None else _finer_grid(study, target, details, result),
         "event_counts": [list(counts) for counts in details.event_counts],
+        "events_hidden_in": [silos - by for by in details.disclosing_events],
         "curves": [] if result.psi is None else _curves(study, target, details, result),
         "at_risk": None if details.at_risk is None else _at_risk(details.at_risk, silos),
     }

@@ -18,6 +18,7 @@ from fedtmle.layout import (
     learner_tables,
     number,
     partial,
+    partial_share,
     phase_name,
     phase_rounds,
     probability,
@@ -85,11 +86,14 @@ def _cohort(document: Document) -> Iterator[str]:
     counts = ("arms", "arm_counts", "observed_counts", "truncated", "truncated_hidden")
     if not document["truncated"]:  # a target with a problem of its own counts none
         document = {**document, **dict.fromkeys(counts[3:], [0] * len(document["arms"]))}
-    for arm, count, observed, below, hidden in zip(*(document[key] for key in counts), strict=True):
+    unseen = document.get("events_hidden_in", [0] * len(document["arms"]))
+    for arm, count, observed, below, hidden, less in zip(
+        *(document[key] for key in counts), unseen, strict=True
+    ):
         truncated = partial(below, hidden)
         if below:  # everyone has a score of every arm, whichever arm was taken
             truncated += f" of {document['n']:,}"
-        rows.append((arm, f"{count:,}", f"{observed:,} ({share(observed, count)})", truncated))
+        rows.append((arm, f"{count:,}", partial_share(observed, count, less), truncated))
     yield from aligned(rows if document["effective_sizes"] else [row[:3] for row in rows])
 
 

@@ -86,6 +86,10 @@ class FollowUp:
         last = np.searchsorted(np.array(self.edges), time, side="left") + 1
         return Seen(np.minimum(last, self.periods), np.where(beyond, 0, cause))
 
+    def is_censored(self, seen: Seen) -> IntArray:
+        """Return who is censored before the last period, 0 or 1."""
+        return np.where((seen.cause == 0) & (seen.last < self.periods), 1, 0)
+
     def long(self, table: Table, counts: IntArray) -> tuple[Table, IntArray]:
         """Return the person-periods 1..counts[i] of each row i, and the row of each.
 

@@ -145,27 +145,19 @@ Result = TypeVar("Result")
 @final
 @dataclass(frozen=True, kw_only=True)
 class TimeCounts(AbstractLaidOutColumns[Table]):
-    """People and their weights by arm and stratum, events by cause, and people at risk at the horizon."""
+    """People and their weights by arm and stratum."""
 
     label = "count"
 
     columns: EffectColumns
-    follow_up: FollowUp
-    horizon: int
     weight_exponent: int
 
     @cached_property
     def layout(self) -> TallyLayout:
         arms, strata, weight = self.columns.arms, self.columns.strata_levels, self.weight_exponent
-        causes, last = self.follow_up.causes, self.follow_up.name(self.horizon)
         return TallyLayout(
             {
                 "arm": Block(tuple(f"in arm {arm}" for arm in arms), 1),
-                "at risk": Block(tuple(f"at risk in {last} in arm {arm}" for arm in arms), 1),
-                "events": Block(
-                    tuple(f"with event {cause} in arm {arm}" for arm in arms for cause in causes), 1
-                ),
-                "censored": Block(("censored before the last period",), 1),
                 "stratum": Block(tuple(f"in stratum {level}" for level in strata), 1),
                 "weight": Block(("weight",), weight),
                 "arm weight": Block(tuple(f"weight in arm {arm}" for arm in arms), weight),
@@ -184,23 +176,81 @@ class TimeCounts(AbstractLaidOutColumns[Table]):
         return over_blocks(rows, work)
 
     def evaluate(self, piece: Table) -> Array:
-        columns, seen = self.columns, self.follow_up.read(piece)
+        columns = self.columns
         weight, stratum = columns.weight(piece), columns.stratum(piece)
         values = np.zeros((len(self.exponents), piece.n_rows))
-        part, causes = self.layout.split(values), len(self.follow_up.causes)
+        part = self.layout.split(values)
         part["weight"][:] = weight
-        part["censored"][:] = (seen.cause == 0) & (seen.last < self.follow_up.periods)
         for code in range(len(columns.arms)):
             taken = columns.taken(piece, code)
             part["arm"][code] = taken
-            part["at risk"][code] = taken * (seen.last >= self.horizon)
             part["arm weight"][code] = taken * weight
-            for cause in range(causes):
-                part["events"][code * causes + cause] = taken * (seen.cause == cause + 1)
         if stratum is not None:
             part["stratum"][:] = stratum == np.arange(len(columns.strata_levels))[:, None]
             part["stratum weight"][:] = part["stratum"] * weight
         return values
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class FollowUpColumns(AbstractLaidOutColumns[Table]):
+    """Who is at risk at the horizon, by arm, who has an event of each cause, and who is censored."""
+
+    label = "at risk at the last horizon, with an event of each cause, or censored"
+
+    columns: EffectColumns
+    follow_up: FollowUp
+    horizon: int
+
+    @cached_property
+    def layout(self) -> TallyLayout:
+        last = self.follow_up.name(self.horizon)
+        return TallyLayout(
+            {
+                "at risk": Block(tuple(f"at risk in {last} in arm {arm}" for arm in self.columns.arms), 1),
+                "events": Block(tuple(f"with event {cause}" for cause in self.follow_up.causes), 1),
+                "censored": Block(("censored before the last period",), 1),
+            }
+        )
+
+    def over(self, rows: AnyTable, work: Callable[[Table], Result]) -> Iterable[Result]:
+        return over_blocks(rows, work)
+
+    def evaluate(self, piece: Table) -> Array:
+        seen = self.follow_up.read(piece)
+        values = np.zeros((len(self.exponents), piece.n_rows))
+        part = self.layout.split(values)
+        for code in range(len(self.columns.arms)):
+            part["at risk"][code] = self.columns.taken(piece, code) * (seen.last >= self.horizon)
+        for cause in range(len(self.follow_up.causes)):
+            part["events"][cause] = seen.cause == cause + 1
+        part["censored"][:] = self.follow_up.is_censored(seen)
+        return values
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class EventBins(AbstractBins[Table]):
+    """Per arm, how many people have no event, and how many have one of each cause.
+
+    These are all people of the arm, and a silo shows them all or none: no count is the difference of others.
+    """
+
+    label = "people with and without each event, by arm"
+
+    columns: EffectColumns
+    follow_up: FollowUp
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return (1 + len(self.follow_up.causes),) * len(self.columns.arms)
+
+    def over(self, rows: AnyTable, work: Callable[[Table], Result]) -> Iterable[Result]:
+        return over_blocks(rows, work)
+
+    def groups(self, piece: Table) -> list[Group]:
+        cause, arm = self.follow_up.read(piece).cause.astype(np.uint8), self.columns.arm(piece)
+        return [Group(bins=cause[arm == code]) for code in range(len(self.sizes))]
 
 
 @final
@@ -213,7 +263,6 @@ class LifeTable(AbstractLaidOutColumns[Table]):
     """
 
     label = "count"
-    judged = ()  # people at risk, who have a floor, and their events
 
     columns: EffectColumns
     follow_up: FollowUp
@@ -234,6 +283,11 @@ class LifeTable(AbstractLaidOutColumns[Table]):
             blocks[f"at risk {cause}"] = Block(tuple(f"at risk of {what} {name}" for name in names), bound)
             blocks[f"events {cause}"] = Block(tuple(f"{what} {name}" for name in names), bound)
         return TallyLayout(blocks)
+
+    @property
+    def judged(self) -> Sequence[int]:
+        """Weights, of which one may be a person's own; people at risk and their events have floors."""
+        return range(len(self.names)) if self.columns.weights else ()
 
     def over(self, rows: AnyTable, work: Callable[[Table], Result]) -> Iterable[Result]:
         return over_blocks(rows, work)
@@ -322,9 +376,13 @@ class TimeArmWeights(AbstractLongArmWeights[People]):
 @final
 @dataclass(frozen=True)
 class AtRiskBins(OverProblem[People], AbstractBins[People]):
-    """Per arm and shown period, how many people of the arm are at risk in it (bin 1) or no more (bin 0)."""
+    """Per arm, how many people leave between shown periods; those who complete the study are the last bin.
 
-    label = "people at risk"
+    People at risk in a shown period are those of its bin and of all later ones.
+    """
+
+    label = "people who leave between periods"
+    of_leavers = True
 
     problem: TimeProblem
     shown: tuple[int, ...]
@@ -335,15 +393,14 @@ class AtRiskBins(OverProblem[People], AbstractBins[People]):
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        return (2,) * (self.arms * len(self.shown))
+        return (len(self.shown) + 1,) * self.arms
 
     def groups(self, piece: People) -> list[Group]:
-        last = piece.seen.last
-        return [
-            Group(bins=(last[piece.arm == arm] >= t).astype(np.uint8))
-            for arm in range(self.arms)
-            for t in self.shown
-        ]
+        seen, follow_up = piece.seen, self.problem.prepare.follow_up
+        between = np.searchsorted(np.array(self.shown), seen.last, side="right") - 1
+        completes = (seen.cause == 0) & (seen.last == follow_up.periods)
+        bins = np.where(completes, len(self.shown), between).astype(np.uint8)
+        return [Group(bins=bins[piece.arm == arm]) for arm in range(self.arms)]
 
 
 @final
