@@ -469,9 +469,9 @@ class OwnIntercept(AbstractCombination):
 
 
 class OwnSlope(OwnIntercept):
-    """Has a slope of each silo in a model, so that the total of a column is one silo's own sum."""
+    """Has a slope of each silo in a model, whose column would have one silo's own sum for its total."""
 
-    formula = "w*C(silo)"
+    formula = "smoker + w*C(silo)"
 
 
 ATTACKS: tuple[AbstractAttack, ...] = (
@@ -487,5 +487,4 @@ ATTACKS: tuple[AbstractAttack, ...] = (
     DayOfBirth(),
     SaidToBeAbsent(),
 )
-HIDDEN: tuple[AbstractAttack, ...] = (OwnIntercept(),)  # nothing of one silo is asked for
-WORKING: tuple[AbstractAttack, ...] = (OwnSlope(),)
+HIDDEN: tuple[AbstractAttack, ...] = (OwnIntercept(), OwnSlope())  # nothing of one silo is asked for

@@ -17,8 +17,9 @@ import pytest
 import fedtmle as ft
 from fedtmle import solver
 from fedtmle.errors import DataError, FitError, InputError
+from fedtmle.initial.design import column_names, design
 from fedtmle.initial.glm import AbstractResponse, GLMModel
-from fedtmle.initial.own import OwnIntercept, ProfiledModel, by_silo, own_formula
+from fedtmle.initial.own import OwnBlock, ProfiledModel, by_silo, own_formula
 from fedtmle.initial.syntax import parse_formula
 from fedtmle.model.exact import GRID_BITS
 from fedtmle.model.leverage import RowSpace
@@ -26,7 +27,7 @@ from fedtmle.model.submodels import Profiled
 from fedtmle.model.table import SILO, Factor, Table
 from fedtmle.model.types import Array, Family, Part, unpack
 from fedtmle.privacy.answers import Submodels, explain
-from fedtmle.programs.superlearner import OwnIntercepts, own_intercepts
+from fedtmle.programs.superlearner import OwnCoefficients, own_blocks
 from fedtmle.protocol import messages
 from fedtmle.protocol.messages import Ask, Close
 from fedtmle.protocol.plan import Plan
@@ -106,7 +107,7 @@ def profiled(family: Family) -> ProfiledModel:
     formula = own_formula(parse_formula("x + C(g) + C(silo)"), LEVELS)
     assert formula is not None
     whole = GLMModel(
-        formula=formula,
+        formula=formula.whole,
         levels=LEVELS,
         scales=(1, 4, 1, 1),
         family=family,
@@ -210,7 +211,7 @@ def test_at_its_intercept_the_slopes_of_a_silo_add_up_to_zero(family: Family) ->
         for seed in range(12):
             rows, model = table(family, silos=1, seed=seed), profiled(family)
             beta = rng.normal(0, 6, 3) if family is not Family.GAUSSIAN else rng.normal(0, 60, 3)
-            alpha = model.intercept(beta, rows) / 2  # its column is 1/2
+            alpha = model.block(beta, rows)[0] / 2  # its column is 1/2
             is_far.holds(abs(alpha) > 1)
             slopes = rows.numeric["w"] * (MEAN[family](alpha + beta @ columns(rows)) - rows.numeric["y"])
             unit = 2.0 ** (model.row_bound(None).gradient - GRID_BITS)  # of a row in the exact sums
@@ -222,7 +223,7 @@ def test_a_constant_response_leaves_nothing_of_a_silo(family: Family, y: float) 
     rows, model = table(family, silos=1), profiled(family)
     rows = rows.with_numeric("y", np.full(rows.n_rows, y))
     beta = np.array([3.0, -2.0, 1.0])
-    alpha = model.intercept(beta, rows) / 2
+    alpha = model.block(beta, rows)[0] / 2
     assert math.isfinite(alpha)
     eta = alpha + beta @ columns(rows)
     if family is Family.POISSON and y:  # a constant count has an intercept like any other
@@ -253,7 +254,7 @@ def test_leverages_are_those_of_rows_centred_within_the_silo(part: Part) -> None
     submodel = model.submodel(None, rows)
     assert isinstance(submodel, Profiled)
     X, y, w = columns(rows), rows.numeric["y"], rows.numeric["w"]
-    mu = expit(model.intercept(beta, rows) / 2 + beta @ X)
+    mu = expit(model.block(beta, rows)[0] / 2 + beta @ X)
     sd = np.sqrt(mu * (1 - mu))
     s = w * np.maximum(np.abs(mu - y), sd) if part is Part.GRADIENT else np.sqrt(w) * sd
     t = s * (X - (X @ s**2 / (s @ s))[:, None])
@@ -289,34 +290,69 @@ def test_the_share_under_masks_is_what_an_attacker_could_explain() -> None:
 
 
 @pytest.mark.parametrize(
-    ("formula", "kept"),
+    ("formula", "whole", "block"),
     [
-        ("x + C(silo)", "1 + x"),
-        ("C(silo)", "1"),
-        ("0 + C(silo) + C(g)", "1 + C(g)"),
-        ('C(silo, ref="east") + x:C(g)', "1 + x:C(g)"),
-        ("x", None),
-        ("x*C(silo)", None),
-        ("C(silo):C(g)", None),
-        ('C(silo) + C(silo, ref="east")', None),
+        ("x + C(silo)", "1 + x", "1"),
+        ("C(silo)", "1", "1"),
+        ("0 + C(silo) + C(g)", "1 + C(g)", "1"),
+        ('C(silo, ref="east") + x:C(g)', "1 + x:C(g)", "1"),
+        ('C(silo) + C(silo, ref="east")', "1", "1"),
+        ("z + x*C(silo)", "1 + x + z", "1 + x"),
+        ("z + x:C(silo)", "1 + x + z", "0 + x"),
+        ("0 + z + x:C(silo)", "0 + x + z", "0 + x"),
+        ("C(g) + x + C(silo):C(g)", "1 + C(g) + x", "1 + C(g)"),
+        ("poly(x, 2):C(silo) + x", "1 + poly(x, 2)", "0 + poly(x, 2)"),
+        ("x + C(g)*C(h)*C(silo)", "1 + C(g) + C(h) + C(g):C(h) + x", "1 + C(g) + C(h) + C(g):C(h)"),
+        ("C(h) + C(g):C(h):C(silo)", "1 + C(g):C(h)", "1 + C(g):C(h)"),
+        ("0 + C(g):C(h) + C(g):C(k):C(l):C(silo)", None, None),
+        ("x", None, None),
     ],
 )
-def test_which_formulas_have_it(formula: str, kept: str | None) -> None:
-    found = own_formula(parse_formula(formula), LEVELS)
-    assert (None if found is None else str(found)) == kept
-    assert own_formula(parse_formula(formula), {SILO: ("alone",)}) is None
+def test_which_formulas_have_it(formula: str, whole: str | None, block: str | None) -> None:
+    levels = {**LEVELS, "h": ("u", "v"), "k": ("u", "v"), "l": ("u", "v")}
+    found = own_formula(parse_formula(formula), levels)
+    assert (found and (str(found.whole), str(found.own))) == (whole and (whole, block))
+    assert own_formula(parse_formula(formula), levels | {SILO: ("alone",)}) is None
+
+
+@pytest.mark.parametrize(
+    "formula",
+    [
+        "z + x*C(silo)",
+        "z + x:C(silo)",
+        "C(g) + x + C(silo):C(g)",
+        "x*C(silo) + C(g)*C(h)",
+        "C(g):C(h):C(silo) + C(h):x",
+    ],
+)
+def test_a_block_and_the_other_columns_span_what_indicators_do(formula: str) -> None:
+    """At the rows of all silos, the block's columns times each silo's indicator, with the others."""
+    rng = np.random.default_rng(5)
+    n, levels = 400, {**LEVELS, "h": ("u", "v")}
+    factors = {name: Factor(rng.integers(0, len(of), n), of) for name, of in levels.items()}
+    rows = Table(n_rows=n, numeric={"x": rng.normal(size=n), "z": rng.normal(size=n)}, factors=factors)
+    plain = design(parse_formula(formula), rows, levels)
+    found = own_formula(parse_formula(formula), levels)
+    assert found is not None
+    of_block = column_names(found.own, levels)
+    whole = dict(zip(column_names(found.whole, levels), design(found.whole, rows, levels), strict=True))
+    silo = factors[SILO].codes
+    own = [whole[name] * (silo == m) for name in of_block for m in range(len(SILOS))]
+    ours = np.stack([*own, *(column for name, column in whole.items() if name not in of_block)])
+    assert len(ours) == len(plain) == np.linalg.matrix_rank(plain) == np.linalg.matrix_rank(ours)
+    assert np.linalg.matrix_rank(np.concatenate([plain, ours])) == len(plain)
 
 
 @pytest.mark.parametrize(
     ("options", "has_columns"),
     [
         ({}, False),
-        ({"outcome_model": ft.GLM("a + x + a:C(silo)")}, True),
+        ({"outcome_model": ft.GLM("a + x + a:C(silo)")}, False),
         ({"term": "x"}, False),
         ({"treatment_model": ft.SuperLearner((ft.GLM("x"), ft.GLM("x + C(silo)")))}, False),
         ({"treatment_model": ft.Pilot(ft.GLM("x + C(silo)"), at="north")}, True),
         ({"algorithm": ft.Personalized()}, True),
-        ({"target": ft.ATE(outcome="event", treatment="g"), "outcome_model": ft.GLM("C(g)")}, True),
+        ({"target": ft.ATE(outcome="event", treatment="g"), "outcome_model": ft.GLM("C(g)")}, False),
     ],
     ids=["own", "interaction", "none", "super learner", "pilot", "personalized", "three arms"],
 )
@@ -358,8 +394,8 @@ def test_fits_are_those_of_indicator_columns(outcome: str) -> None:
     rows = pd.concat(data.values())
     low, high = asked.outcome_bounds
     table = pooled_rows(asked, tables)
-    view = OwnIntercepts(intercepts=tuple(own_intercepts(fit for fits in fitted.values() for fit in fits)))
-    assert len(view.intercepts) == 2
+    view = OwnCoefficients(blocks=tuple(own_blocks(fit for fits in fitted.values() for fit in fits)))
+    assert len(view.blocks) == 2
     shown = view.of(table)
     assert isinstance(shown, Table)
     responses = {
@@ -371,7 +407,7 @@ def test_fits_are_those_of_indicator_columns(outcome: str) -> None:
         beta = reweighted(X, y, of)
         (model,) = fitted[role]
         np.testing.assert_allclose(model.coefficients[1:], beta[: -len(SILOS)], rtol=1e-9, atol=1e-10)
-        own = {silo: shown.numeric[model.own.name][first] for silo, first in _first_rows(shown).items()}
+        own = {silo: shown.numeric[model.own.names[0]][first] for silo, first in _first_rows(shown).items()}
         np.testing.assert_allclose([own[silo] for silo in SILOS], beta[-len(SILOS) :], rtol=1e-9, atol=1e-10)
         np.testing.assert_allclose(model.predict(shown), MEAN[of](beta @ X), rtol=1e-9)
 
@@ -396,6 +432,33 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "target": ft.ATE(outcome="event", treatment="g"),
         "outcome_model": ft.GLM("C(g) + x + C(silo)"),
         "treatment_model": ft.GLM("x + C(silo)"),
+    },
+    "slopes": {
+        "outcome_model": ft.GLM("x + C(g) + a*C(silo)"),
+        "treatment_model": ft.GLM("C(g) + x*C(silo)"),
+    },
+    "slopes alone": {
+        "outcome_model": ft.GLM("a + C(g) + x:C(silo)"),
+        "treatment_model": ft.GLM("C(g) + x:C(silo)"),
+    },
+    "slopes of factors": {
+        "outcome_model": ft.GLM("a + x + C(g)*C(silo)"),
+        "treatment_model": ft.GLM("C(silo) + spline(x, knots=[2, 4, 6]):C(silo)"),
+    },
+    "slopes and folds": {
+        "outcome_model": ft.GLM("x + C(g) + a*C(silo)"),
+        "treatment_model": ft.GLM("C(g) + x*C(silo)"),
+        "folds": 2,
+    },
+    "slopes, three arms": {
+        "target": ft.ATE(outcome="event", treatment="g"),
+        "outcome_model": ft.GLM("C(g) + x*C(silo)"),
+        "treatment_model": ft.GLM("a + x*C(silo)"),
+    },
+    "three arms, no other column": {
+        "target": ft.ATE(outcome="event", treatment="g"),
+        "outcome_model": ft.GLM("C(g) + x"),
+        "treatment_model": ft.GLM("C(silo)"),
     },
     "one step": {"algorithm": ft.OneStep(), "sums": "exact"},
     "local": {"algorithm": ft.LocalAverage(max_updates=3)},
@@ -560,13 +623,13 @@ def totals(data: dict[str, pd.DataFrame], **options: Any) -> list[Any]:
 def test_no_total_says_which_silo_has_which_rows(sums: str) -> None:
     """If two silos exchange all their rows, every broadcast of a masked study stays the same.
 
-    So no broadcast holds a sum over the rows of one of them. With a column of one silo, it does.
+    So no broadcast holds a sum over the rows of one of them.
     """
     data = frames()
     exchanged = {**data, "south": data["east"], "east": data["south"]}
     assert totals(data, sums=sums) == totals(exchanged, sums=sums)
     slopes = {"outcome_model": ft.GLM("a + x + C(g) + a:C(silo)")}
-    assert totals(data, sums=sums, **slopes) != totals(exchanged, sums=sums, **slopes)
+    assert totals(data, sums=sums, **slopes) == totals(exchanged, sums=sums, **slopes)
 
 
 def test_nothing_is_asked_about_one_silo_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -630,9 +693,9 @@ def test_a_record_moves_the_sums_as_the_audit_says(family: Family, curved: bool)
 def test_a_held_view_keeps_the_intercepts_of_its_rows() -> None:
     """The audit moves all records at once to see what each one does: the silo's intercept must not follow."""
     rows, model = table(Family.LOGISTIC, silos=2), profiled(Family.LOGISTIC)
-    view = OwnIntercepts(intercepts=(OwnIntercept(label="m", model=model, eps=(0.5, 0.1, -0.2)),))
+    view = OwnCoefficients(blocks=(OwnBlock(label="m", model=model, eps=(0.5, 0.1, -0.2)),))
     moved = rows.with_numeric("y", 1.0 - rows.numeric["y"])
-    (name,) = (each.name for each in view.intercepts)
+    (name,) = view.names
     first, held, other = (each.of(r) for each, r in ((view, rows), (view.held(rows), moved), (view, moved)))
     assert isinstance(first, Table)
     assert isinstance(held, Table)

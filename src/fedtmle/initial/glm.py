@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, TypeVar, final
@@ -308,17 +308,40 @@ class GLMModel(AbstractRegressionModel):
         return RowBound(gradient=exponent(slope * most), curvature=exponent(bend * most))
 
 
-class AbstractOwnIntercept(ABC):
-    """An intercept that each silo fits for itself and keeps (`initial.own`)."""
+class AbstractOwnBlock(ABC):
+    """Coefficients that each silo fits for itself and keeps (`initial.own`)."""
 
     @property
     @abstractmethod
-    def name(self) -> str:
-        """Its column in a silo's table, once the rows are seen through `programs.superlearner`."""
+    def places(self) -> tuple[int, ...]:
+        """The columns of the model's formula that they belong to."""
+
+    @property
+    @abstractmethod
+    def names(self) -> tuple[str, ...]:
+        """Their columns in a silo's table, once the rows are seen through `programs.superlearner`.
+
+        There is one for each place or, of a multinomial model, for each class but the first and each place.
+        """
 
     @abstractmethod
-    def of(self, rows: AnyTable) -> float:
-        """Return the intercept of the silo whose rows these are: all of them, as they are."""
+    def of(self, rows: AnyTable) -> tuple[float, ...]:
+        """Return the coefficients of the silo whose rows these are: all of them, as they are."""
+
+
+def _with_own(X: Scaled, own: AbstractOwnBlock, names: Sequence[str], table: Table) -> Scaled:
+    """Return the columns, those of the block times the silo's own coefficients."""
+    columns = list(X.columns)
+    for place, name in zip(own.places, names, strict=True):
+        columns[place] = columns[place] * table.numeric[name]
+    return Scaled(tuple(columns), X.factors)
+
+
+def _with_ones(coefficients: Sequence[float], own: AbstractOwnBlock) -> Array:
+    """Return the coefficients, each of the block a one."""
+    beta = np.array(coefficients)
+    beta[list(own.places)] = 1.0
+    return beta
 
 
 @final
@@ -326,7 +349,7 @@ class AbstractOwnIntercept(ABC):
 class FittedGLM:
     """A fitted GLM: coefficients in the order of the formula's columns.
 
-    With an intercept of each silo's ``own``, that of the coefficients is 0.
+    Those of each silo's ``own`` are 0 here.
 
     A coded fit is near the pooled one: ``error`` bounds the root mean square of the difference of their
     linear predictors, in units of 1 (logistic) or 1/16 of the response's scale, and ``bits`` is the length
@@ -339,7 +362,7 @@ class FittedGLM:
     coefficients: tuple[float, ...]
     error: float = 0.0
     bits: int | None = None
-    own: AbstractOwnIntercept | None = None
+    own: AbstractOwnBlock | None = None
 
     def predict(self, table: Table) -> Array:
         """Return the mean of the response, shape (N,): the same bits in any partition."""
@@ -359,10 +382,9 @@ class FittedGLM:
         X = scaled_design(self.formula, table, self.levels, zeros)
         if self.own is None:
             return kernels.glm_means(kernels.glm_rows(self.family, X), np.array(self.coefficients))
-        own = table.numeric[self.own.name]  # in place of the column of ones, the first one
-        with_own = Scaled((own, *X.columns[1:]), X.factors)
+        with_own = _with_own(X, self.own, self.own.names, table)
         return kernels.glm_means(
-            kernels.glm_rows(self.family, with_own), np.array((1.0, *self.coefficients[1:]))
+            kernels.glm_rows(self.family, with_own), _with_ones(self.coefficients, self.own)
         )
 
 
@@ -473,6 +495,7 @@ class MultinomialModel(AbstractRegressionModel):
     response: AbstractResponse
     weight_ceiling: float = 1.0
     ridge: float = 0.0
+    offset_model: FittedMultinomial | None = None  # its predictors are added
 
     @property
     def dim(self) -> int:
@@ -498,6 +521,7 @@ class MultinomialModel(AbstractRegressionModel):
             w=w,
             classes=self.classes,
             bound=self.row_bound(None),
+            offset=None if self.offset_model is None else self.offset_model.predictors(rows),
         )
 
     def normaliser(self, law: None) -> ClassRidge:  # noqa: ARG002 - there is no law
@@ -517,7 +541,7 @@ class MultinomialModel(AbstractRegressionModel):
 class FittedMultinomial:
     """A fitted softmax model: coefficients of each class but the first, in the order of the columns.
 
-    ``error`` and ``bits`` are those of a coded fit, as of `FittedGLM`.
+    ``error`` and ``bits`` are those of a coded fit, as of `FittedGLM`, and so is each silo's ``own``.
     """
 
     formula: Formula
@@ -525,23 +549,36 @@ class FittedMultinomial:
     coefficients: tuple[tuple[float, ...], ...]
     error: float = 0.0
     bits: int | None = None
+    own: AbstractOwnBlock | None = None
 
     def predict(self, table: Table) -> Array:
         """Return the probability of each class, shape (J, N): the same bits in any partition."""
-        p = np.empty((len(self.coefficients) + 1, table.n_rows))
+        return self._filled(table, lambda block: kernels.softmax(self._block(block)))
+
+    def predictors(self, table: Table) -> Array:
+        """Return the linear predictor of each class, shape (J, N), the first one zero."""
+        return self._filled(table, self._block)
+
+    def _filled(self, table: Table, of: Callable[[Table], Array]) -> Array:
+        result = np.empty((len(self.coefficients) + 1, table.n_rows))
 
         def fill(place: tuple[slice, Table]) -> None:
             rows, block = place
-            p[:, rows] = self._block(block)
+            result[:, rows] = of(block)
 
         done(fill, table.placed_blocks())
-        return p
+        return result
 
     def _block(self, table: Table) -> Array:
         zeros = [0] * len(self.coefficients[0])
         X = scaled_design(self.formula, table, self.levels, zeros)
         eta = np.zeros((len(self.coefficients) + 1, table.n_rows))
         for j, beta in enumerate(self.coefficients, start=1):
-            rows = kernels.glm_rows(Family.GAUSSIAN, X)  # the Gaussian mean is the predictor
-            eta[j] = kernels.glm_means(rows, np.array(beta))
-        return kernels.softmax(eta)
+            of_class, coefficients = X, np.array(beta)
+            if self.own is not None:
+                size = len(self.own.places)
+                names = self.own.names[(j - 1) * size : j * size]
+                of_class, coefficients = _with_own(X, self.own, names, table), _with_ones(beta, self.own)
+            rows = kernels.glm_rows(Family.GAUSSIAN, of_class)  # the Gaussian mean is the predictor
+            eta[j] = kernels.glm_means(rows, coefficients)
+        return eta

@@ -85,7 +85,8 @@ class JudgedTogether(NamedTuple):
     most ``weight``, and a person has at most ``periods`` rows. ``references`` are combinations of columns, by
     column and factor, each the indicator of a factor's reference level: zero where nobody has that level.
     If rows of one person ``may_cancel`` in a sum, as those of two periods do at zero, the person's sum is
-    judged too.
+    judged too. Unless a move of the predictor ``is_bounded`` by that of the coefficients, no look holds
+    anywhere but at its point.
     """
 
     family: Family
@@ -95,6 +96,7 @@ class JudgedTogether(NamedTuple):
     periods: int = 1
     references: tuple[tuple[tuple[int, float], ...], ...] = ()
     may_cancel: bool = False
+    is_bounded: bool = True
 
     @property
     def sizes(self) -> tuple[float, ...]:
@@ -108,6 +110,8 @@ class JudgedTogether(NamedTuple):
 
     def largest_move(self, moves: Sequence[float]) -> float:
         """Return a bound of the change of any row's linear predictor when the coefficients move."""
+        if not self.is_bounded:
+            return math.inf if any(moves) else 0.0
         ends = [(move * low, move * high) for move, (low, high) in zip(moves, self.ranges, strict=True)]
         return max(-math.fsum(map(min, ends)), math.fsum(map(max, ends)), 0.0)
 

@@ -1,11 +1,11 @@
-"""Further submodels: blocks, long rows of people, several classes, and an intercept for each silo."""
+"""Further submodels: blocks, long rows of people, several classes, and coefficients of each silo's own."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from functools import cached_property, reduce
+from functools import cached_property, partial, reduce
 from operator import add
 from typing import Any, NamedTuple, Protocol, TypeVar, final
 
@@ -323,13 +323,17 @@ class _Piece(NamedTuple):
 @final
 @dataclass(frozen=True, kw_only=True)
 class Multinomial(AbstractRowsSubmodel):
-    """The submodel above; ``X`` has shape (p, N); ``y``, classes 0..J-1, and ``w`` have shape (N,)."""
+    """The submodel above; ``X`` has shape (p, N); ``y``, classes 0..J-1, and ``w`` have shape (N,).
+
+    An ``offset``, of shape (J, N), is added to the predictors.
+    """
 
     X: Design
     y: IntArray
     w: Array
     classes: int
     bound: RowBound
+    offset: Array | None = None
 
     @property
     def n_rows(self) -> int:
@@ -345,9 +349,8 @@ class Multinomial(AbstractRowsSubmodel):
 
     def take(self, rows: IntArray) -> Multinomial:
         X = self.X.take(rows) if isinstance(self.X, Scaled) else np.ascontiguousarray(self.X[:, rows])
-        return Multinomial(
-            X=X, y=self.y[rows], w=np.asarray(self.w)[rows], classes=self.classes, bound=self.bound
-        )
+        offset = None if self.offset is None else self.offset[:, rows]
+        return replace(self, X=X, y=self.y[rows], w=np.asarray(self.w)[rows], offset=offset)
 
     def sums(self, eps: Array, parts: Part) -> Sums:
         shifts = query_shifts(self.bound, eps, parts)
@@ -368,7 +371,7 @@ class Multinomial(AbstractRowsSubmodel):
 
     def _piece(self, eps: Array, rows: slice) -> _Piece:
         X = self.X.part(rows) if isinstance(self.X, Scaled) else self.X[:, rows]
-        eta = np.zeros((self.classes, X.shape[1]))
+        eta = np.zeros((self.classes, X.shape[1])) if self.offset is None else self.offset[:, rows].copy()
         for j, beta in enumerate(eps.reshape(self.classes - 1, self.columns), start=1):
             for column, coefficient in zip(X, beta, strict=True):
                 eta[j] += coefficient * column
@@ -460,29 +463,34 @@ def _summed(columns: Array, terms: Sequence[tuple[int, ...]], shifts: tuple[int,
     return kernels.term_sums(columns, terms, shifts, what="contribution to a multinomial model")
 
 
-# A generalised linear loss with an intercept of each silo's own, profiled out at the silo.
+# A loss with some coefficients of each silo's own, profiled out at the silo.
 #
-# With beta common to all silos and alpha_m the intercept of silo m, each silo minimises its own loss over its
-# intercept, alpha_m(beta), and what all silos minimise together is the profile of the loss,
+# With beta common to all silos and gamma_m the block of silo m's own coefficients, such as an intercept and a
+# slope, each silo minimises its own loss over its block, gamma_m(beta), and what all silos minimise together
+# is the profile of the loss,
 #
-#     l(beta) = sum_m min_a l_m(a, beta),     grad l(beta) = sum_m sum_i w_i s_i x_i   at a = alpha_m(beta),
-#     Hess l(beta) = sum_m (H_bb - H_ba H_ab / H_aa),
+#     l(beta) = sum_m min_c l_m(c, beta),     grad l(beta) = sum_m sum_i s_i x_i   at c = gamma_m(beta),
+#     Hess l(beta) = sum_m (H_bb - H_bc H_cc^-1 H_cb),
 #
-# s_i the slope of row i's loss in its linear predictor; the gradient follows from the envelope theorem. Both
-# add up over silos. No column belongs to one silo alone, and no party but the silo learns alpha_m.
+# s_i the slope of row i's loss in its linear predictor, x_i the common columns and o_i those of the block.
+# The gradient follows from the envelope theorem. Both add up over silos. No column belongs to one silo alone,
+# and no party but the silo learns gamma_m.
 #
-# **What a sum discloses.** At alpha_m the slopes of a silo's rows add up to zero, so that x_i counts up to a
-# constant of the silo: sum_i x_i s_i = sum_i (x_i - c_m) s_i. The guard judges rows that are centred within
-# the silo, t_i = s_i (x_i - c_m), c_m the mean with weights s_i^2, of which the sum of t t^T is the smallest.
-# With q_i = s_i^2 / sum_k s_k^2, the share of person i in what is known of the slopes is
+# **What a sum discloses.** At gamma_m the slopes of a silo's rows solve sum_i s_i o_i = 0, so that x_i counts
+# up to a combination of o_i: sum_i s_i x_i = sum_i s_i (x_i - C_m o_i). The guard judges what is left of the
+# rows after regression on those of the block, t_i = s_i (x_i - C_m o_i) with C_m = X O^T (O O^T)^-1, where X
+# and O have the rows s_i x_i and s_i o_i: the choice for which the sum of t t^T is the smallest. With
+# q_i = s_i^2 o_i^T (O O^T)^-1 o_i, the share of person i in what is known of the slopes is
 #
-#     q_i + t_i^T S^-1 t_i   if the silo's sum of slopes is known as well, as with open sums,
-#     t_i^T S^-1 t_i / (1 - q_i)   if it is not, as under masks.
+#     q_i + t_i^T S^-1 t_i   if the silo's sums of s_i o_i are known as well, as with open sums,
+#     t_i^T S^-1 t_i / (1 - q_i)   if they are not, as under masks.
 #
-# The first is the leverage in the rows with a column of ones. The second is the share in what the other rows
-# leave unknown: the squared correlation of slope and answer, given that the slopes add up to zero.
+# The first is the leverage in the rows of all columns. The second is the share in what the other rows leave
+# unknown: the squared correlation of slope and answer, given that the sums over the block are zero. Where a
+# person has several rows, H and Q are matrices over them, and the share of any combination of these rows is
+# at most the largest eigenvalue of (1 - Q)^-1/2 H (1 - Q)^-1/2, at most tr H / (1 - tr Q).
 
-KEPT = 4  # points whose intercepts are kept: guard, gradient and curvature ask for the same ones
+KEPT = 4  # points whose blocks are kept: guard, gradient and curvature ask for the same ones
 
 
 @final
@@ -490,56 +498,69 @@ KEPT = 4  # points whose intercepts are kept: guard, gradient and curvature ask 
 class SiloRows:
     """The rows of one silo.
 
-    ``whole`` has the intercept as its first coordinate. ``intercept`` returns alpha_m(beta).
+    ``own`` are those of the ``dim`` coordinates of ``whole`` that are the silo's own. ``block`` returns
+    gamma_m(beta).
     """
 
     whole: AbstractSubmodel
-    intercept: Callable[[Array], float]
-    _kept: dict[bytes, float] = field(default_factory=dict, init=False, repr=False)
+    dim: int
+    own: tuple[int, ...]
+    block: Callable[[Array], Array]
+    _kept: dict[bytes, Array] = field(default_factory=dict, init=False, repr=False)
+
+    @cached_property
+    def common(self) -> list[int]:
+        """The coordinates of all silos."""
+        return [j for j in range(self.dim) if j not in self.own]
 
     def point(self, eps: Array) -> Array:
-        """Return (alpha_m(eps), eps)."""
+        """Return (gamma_m(eps), eps), each in its place."""
         key = eps.tobytes()
         if key not in self._kept:
             if len(self._kept) == KEPT:
                 del self._kept[next(iter(self._kept))]
-            self._kept[key] = self.intercept(eps)
-        return np.concatenate([[self._kept[key]], eps])
+            point = np.zeros(self.dim)
+            point[self.common], point[list(self.own)] = eps, self.block(eps)
+            self._kept[key] = point
+        return self._kept[key]
 
     def sums(self, eps: Array, parts: Part, shifts: tuple[int, ...]) -> Sums:
-        units = self.whole.sums(self.point(eps), parts).units
-        size, own = len(eps), 0
+        units, at = self.whole.sums(self.point(eps), parts).units, layout(self.dim, parts)
         profiled: tuple[int, ...] = ()
         if Part.GRADIENT in parts:
-            profiled, own = units[1 : size + 1], size + 1
+            gradient = units[at.gradient]
+            profiled = tuple(gradient[j] for j in self.common)
         if Part.HESSIAN in parts:
-            profiled += _profiled(units[own:], size)
+            profiled += schur_complement(units[at.hessian], self.own, self.common, self.whole.n_rows)
         return Sums(profiled, shifts)
 
     def rows(self, eps: Array, part: Part) -> Iterator[PersonRows]:
-        """Yield the rows with the intercept's, s_i (1, x_i)."""
+        """Yield the rows with those of the block, s_i (o_i, x_i)."""
         return self.whole.disclosed_rows(self.point(eps), part)
 
-    def centre(self, eps: Array, part: Part) -> tuple[Array, float]:
-        """Return c_m and the sum of s_i^2."""
-        first = np.zeros(len(eps) + 1)
-        for piece in self.rows(eps, part):
-            first = first + piece.rows @ piece.rows[0]
-        mass = float(first[0])
-        return (first[1:] / mass if mass > 0 else np.zeros(len(eps))), mass
+    def summed(self, eps: Array) -> Iterator[PersonRows]:
+        """Yield what each person adds to the gradient, of people with several rows."""
+        if isinstance(self.whole, GroupedLinear):
+            yield from self.whole.summed_rows(self.point(eps))
 
-    def centred(self, eps: Array, part: Part) -> Iterator[tuple[PersonRows, Array]]:
+    def centred(self, pieces: Callable[[], Iterator[PersonRows]]) -> Iterator[tuple[PersonRows, Array]]:
         """Yield the rows t_i, and q_i of each person."""
-        centre, mass = self.centre(eps, part)
-        for piece in self.rows(eps, part):
-            own = piece.rows[:1] ** 2 / (mass or 1.0)
-            share = own[0] if piece.counts is None else by_person(own, piece.counts)[0]
-            yield PersonRows(piece.rows[1:] - np.outer(centre, piece.rows[0]), piece.counts), share
+        own, size = list(self.own), len(self.own)
+        products = np.zeros((self.dim, size))
+        for piece in pieces():
+            products += piece.rows @ piece.rows[own].T
+        inverse = _inverse(products[own])
+        slopes = products[self.common] @ inverse  # C_m
+        for piece in pieces():
+            block = piece.rows[own]
+            shares = (block * (inverse @ block)).sum(axis=0)[None]
+            share = shares[0] if piece.counts is None else by_person(shares, piece.counts)[0]
+            yield PersonRows(piece.rows[self.common] - slopes @ block, piece.counts), share
 
     def largest_leverage(self, eps: Array, part: Part, space: RowSpace) -> float:
         """Return the largest t_i^T S^-1 t_i / (1 - q_i) of a person, S pooled."""
         most = 0.0
-        for piece, share in self.centred(eps, part):
+        for piece, share in self.centred(lambda: self.rows(eps, part)):
             found, left = space.leverages(piece), 1.0 - share
             alone = np.where(found > 0, np.inf, 0.0)
             ratio = np.divide(found, left, out=alone, where=left > 0)
@@ -547,27 +568,52 @@ class SiloRows:
         return most
 
 
-def _profiled(units: tuple[int, ...], size: int) -> tuple[int, ...]:
-    """Return H_bb - H_ba H_ab / H_aa, each entry rounded once to the grid of the sums, half to even."""
-    places = {pair: k for k, pair in enumerate(upper_pairs(size + 1))}
-    own = units[places[0, 0]]
-    if own <= 0:  # no row has a weight
-        return (0,) * packed_size(size)
-    return tuple(
-        units[places[j + 1, k + 1]] - round(Fraction(units[places[0, j + 1]] * units[places[0, k + 1]], own))
-        for j, k in upper_pairs(size)
-    )
+def _inverse(products: Array) -> Array:
+    """Return the inverse of the sum of o o^T, generalised where no row has some combination of the block."""
+    size = np.sqrt(np.diag(products))
+    sizes = np.outer(size, size) + (np.outer(size, size) == 0)
+    return np.asarray(np.linalg.pinv(products / sizes, rcond=1e-12, hermitian=True) / sizes)
+
+
+def schur_complement(
+    units: Sequence[int], own: Sequence[int], common: Sequence[int], rows: int
+) -> tuple[int, ...]:
+    """Return H_bb - H_bc H_cc^-1 H_cb, each entry rounded once to the grid of the sums, half to even.
+
+    ``units`` are the sums of H over so many ``rows``, each rounded to one unit; ``own`` are the places of
+    the block c. The elimination is exact, without fractions: after some pivots each entry is a minor of H,
+    which the minor of the step before divides. A pivot that is no larger than the rounding of its rows says
+    that nothing of this coordinate is left.
+    """
+    order = [*own, *common]
+    places = {pair: k for k, pair in enumerate(upper_pairs(len(order)))}
+    H = [[units[places[min(j, k), max(j, k)]] for k in order] for j in order]
+    minor = 1
+    for c in range(len(own)):
+        pivot, above = H[c][c], H[c]
+        if pivot <= rows * minor:
+            continue
+        for j in range(c + 1, len(order)):
+            row, factor = H[j], above[j]
+            for k in range(j, len(order)):
+                row[k] = (pivot * row[k] - factor * above[k]) // minor
+        minor = pivot
+    return tuple(round(Fraction(H[len(own) + j][len(own) + k], minor)) for j, k in upper_pairs(len(common)))
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Profiled(AbstractSubmodel):
-    """The profile of the loss over one silo's rows or, where all rows are in one place, over several's."""
+    """The profile of the loss over one silo's rows or, where all rows are in one place, over several's.
+
+    ``is_level`` says that the block is an intercept alone, of a generalised linear model.
+    """
 
     silos: tuple[SiloRows, ...]
     dim: int
     family: Family
     bound: RowBound
+    is_level: bool = True
 
     @property
     def is_streamed(self) -> bool:
@@ -575,10 +621,18 @@ class Profiled(AbstractSubmodel):
         return any(isinstance(silo.whole, StreamedLinear) for silo in self.silos)
 
     @property
-    def in_memory(self) -> GeneralisedLinear | None:
-        """One silo's rows with the intercept's column first, if they are in memory."""
+    def in_memory(self) -> tuple[GeneralisedLinear, Array] | None:
+        """One silo's rows, if they are in memory, and what is left of the columns after regression on the
+        block's: with the response's regression taken away, these are disclosed at zero."""
         whole = self.silos[0].whole
-        return whole if len(self.silos) == 1 and isinstance(whole, GeneralisedLinear) else None
+        if len(self.silos) > 1 or not isinstance(whole, GeneralisedLinear):
+            return None
+        X, own = matrix(whole.X), list(self.silos[0].own)
+        weighted = X[own] if whole.w is None else X[own] * whole.w
+        left = X[self.silos[0].common] - (X[self.silos[0].common] @ weighted.T) @ (
+            _inverse(X[own] @ weighted.T) @ X[own]
+        )
+        return whole, left
 
     @property
     def n_rows(self) -> int:
@@ -586,7 +640,7 @@ class Profiled(AbstractSubmodel):
 
     def take(self, rows: IntArray) -> AbstractSubmodel:  # noqa: ARG002 - no batch of them
         raise InputError(
-            "optimizer: an intercept of a silo's own is fitted to all rows; choose one that draws no rows"
+            "optimizer: coefficients of a silo's own are fitted to all rows; choose one that draws no rows"
         )
 
     def sums(self, eps: Array, parts: Part) -> Sums:
@@ -596,38 +650,46 @@ class Profiled(AbstractSubmodel):
         return reduce(add, (silo.sums(eps, parts, shifts) for silo in self.silos), zero_sums(shifts))
 
     def column_people(self, enough: int | None = None) -> IntArray:
-        counts = (silo.whole.column_people(enough)[1:] for silo in self.silos)
+        counts = (silo.whole.column_people(enough)[silo.common] for silo in self.silos)
         return np.asarray(reduce(np.add, counts, np.zeros(self.dim, dtype=np.int64)))
 
     def disclosed_rows(self, eps: Array, part: Part = Part.GRADIENT) -> Iterator[PersonRows]:
-        """Yield the rows t_i, centred within the silo."""
-        return (piece for silo in self.silos for piece, _ in silo.centred(eps, part))
+        """Yield the rows t_i."""
+        for silo in self.silos:
+            for piece, _ in silo.centred(partial(silo.rows, eps, part)):
+                yield piece
 
     def summed_rows(self, eps: Array) -> Iterator[PersonRows]:
-        """Yield what each person adds to the gradient, of people with several rows."""
+        """Yield the rows t_i of what each person adds to the gradient, of people with several rows."""
         for silo in self.silos:
-            if isinstance(silo.whole, GroupedLinear):
-                for piece in silo.whole.summed_rows(silo.point(eps)):
-                    yield PersonRows(piece.rows[1:])
+            for piece, _ in silo.centred(partial(silo.summed, eps)):
+                yield piece
 
     def counted_rows(self, eps: Array, part: Part = Part.GRADIENT) -> Iterator[PersonRows]:
         for silo in self.silos:
             for piece in silo.rows(eps, part):
-                yield PersonRows(piece.rows[1:], piece.counts)
+                yield PersonRows(piece.rows[silo.common], piece.counts)
 
     def look(
         self, eps: Array, part: Part = Part.GRADIENT, *, enough: float = 0.0, space: RowSpace | None = None
     ) -> Look:
+        # The shares may grow faster than the rows do when eps moves: no move is covered.
+        nowhere_else = Look(largest=0.0, columns=np.zeros(self.dim), family=None)
         if space is not None:
-            # The shares may grow faster than the rows do when eps moves: no move is covered.
             largest = max(silo.largest_leverage(eps, part, space) for silo in self.silos)
-            return Look(largest=largest, columns=np.zeros(self.dim), family=None)
+            return replace(nowhere_else, largest=largest)
         looks = [silo.whole.look(silo.point(eps), part, enough=enough) for silo in self.silos]
+        largest = max(look.largest for look in looks)
+        if not self.is_level:  # a slope may move a predictor further than beta did
+            return replace(nowhere_else, largest=largest)
         # When beta moves a predictor by at most delta, the intercept moves it back by no more than that.
         columns = 2.0 * reduce(np.maximum, (look.columns[1:] for look in looks))
-        return Look(largest=max(look.largest for look in looks), columns=columns, family=looks[0].family)
+        return Look(largest=largest, columns=columns, family=looks[0].family)
 
     def curvature_ceiling(self) -> Array:
-        # The profile's Hessian is at most that of the columns: centring only takes away.
-        ceilings = (silo.whole.n_rows * silo.whole.curvature_ceiling()[1:, 1:] for silo in self.silos)
+        # The profile's Hessian is at most that of the columns: regression on the block only takes away.
+        ceilings = (
+            silo.whole.n_rows * silo.whole.curvature_ceiling()[np.ix_(silo.common, silo.common)]
+            for silo in self.silos
+        )
         return np.asarray(reduce(np.add, ceilings) / max(self.n_rows, 1))

@@ -17,7 +17,7 @@ from fedtmle.model.submodels import Blocks, GroupedLinear, Multinomial
 from fedtmle.model.table import AnyTable, Table
 from fedtmle.model.types import Array, Codes, IntArray, Part, matrix, packed_size, unpack, upper_pairs
 from fedtmle.privacy.charts import AbstractChart, Lift, Tangent, chart_of, held_view, row_tangents, row_terms
-from fedtmle.programs.superlearner import OwnIntercepts
+from fedtmle.programs.superlearner import OwnCoefficients
 from fedtmle.protocol.query import View
 from fedtmle.targets.effects.moments import ClosingLayout, EffectRows, MomentColumns
 from fedtmle.targets.effects.prepare import Q_MARGIN, Preparation
@@ -303,31 +303,42 @@ class EffectChart(AbstractChart[EffectLaw, Table]):
 @final
 @dataclass(frozen=True)
 class ProfiledChart(AbstractChart[None, Table]):
-    """The chart of a regression with an intercept of the silo's own.
+    """The chart of a regression with a block of the silo's own coefficients.
 
-    The intercept a moves with every row: da = -d(w s)_i / H_aa for a change of row i's slope s, so that the
-    row's share in a gradient is w s (x - c), c = H_ba / H_aa, and in a curvature w rho'' (x - c)(x - c)^T,
-    to first order. Both a and c are those of the first rows that are asked for, which are the silo's.
+    The block moves with every row: dc = -H_cc^-1 d(w s o)_i for a change of row i's slope s, so that the
+    row's share in a gradient is w s z, z = x - C o with C = H_bc H_cc^-1, and in a curvature w rho'' z z^T,
+    both to first order. The block and C are those of the first rows that are asked for, which are the silo's.
     """
 
     model: ProfiledModel
     _known: dict[bytes, tuple[Array, Array]] = field(default_factory=dict, compare=False)
 
-    def submodel(self, law: None, rows: Table) -> GeneralisedLinear:
-        return RegressionChart(self.model.whole).submodel(law, rows)
+    @property
+    def _whole(self) -> AbstractChart[None, Table]:
+        return chart_of(self.model.whole)
 
-    def submodel_tangent(self, law: None, rows: Table, name: str) -> Tangent:
-        return RegressionChart(self.model.whole).submodel_tangent(law, rows, name)
+    @property
+    def is_numeric(self) -> bool:
+        return self._whole.is_numeric
+
+    def submodel(self, law: None, rows: Table) -> AbstractRowsSubmodel:
+        return self._whole.submodel(law, rows)
+
+    def submodel_tangent(self, law: None, rows: Table, name: str) -> Tangent | tuple[Tangent, ...]:
+        return self._whole.submodel_tangent(law, rows, name)
 
     def lift(self, eps: Array, parts: Part, rows: Table) -> Lift:
         key = eps.tobytes()
         if key not in self._known:
-            point = np.concatenate([[self.model.intercept(eps, rows)], eps])
-            size = len(point)
-            sums = self.model.whole.design(rows).sums(point, Part.HESSIAN)
-            hessian = unpack(sums.values(rows.n_rows), size)
-            slope = hessian[1:, 0] / hessian[0, 0] if hessian[0, 0] > 0 else np.zeros(size - 1)
-            self._known[key] = point, np.concatenate([-slope[:, None], np.eye(size - 1)], axis=1)
+            (silo,) = self.model.submodel(None, rows).silos
+            point, own, common = silo.point(eps), list(silo.own), silo.common
+            sums = silo.whole.sums(point, Part.HESSIAN)
+            hessian = unpack(sums.values(rows.n_rows), len(point))
+            centring = np.zeros((len(common), len(point)))
+            centring[:, common] = np.eye(len(common))
+            block = np.linalg.pinv(hessian[np.ix_(own, own)], rcond=1e-12, hermitian=True)
+            centring[:, own] = -hessian[np.ix_(common, own)] @ block
+            self._known[key] = point, centring
         point, centring = self._known[key]
         blocks = []
         if Part.GRADIENT in parts:
@@ -349,8 +360,8 @@ chart_of.register(ProfiledModel, ProfiledChart)
 
 
 @held_view.register
-def _(view: OwnIntercepts, rows: AnyTable) -> View:
-    """Hold the silo's intercepts, as if whoever attacks knew them."""
+def _(view: OwnCoefficients, rows: AnyTable) -> View:
+    """Hold the silo's own coefficients, as if whoever attacks knew them."""
     return view.held(rows)
 
 

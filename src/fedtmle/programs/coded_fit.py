@@ -24,22 +24,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import final
+from typing import NamedTuple, final
 
 import numpy as np
 
 from fedtmle.errors import FitError
 from fedtmle.initial.design import (
-    ONE,
     Range,
     Ranges,
     column_exponents,
     column_names,
     column_ranges,
-    range_exponent,
 )
 from fedtmle.initial.glm import AbstractResponse, GLMModel, Levels
-from fedtmle.initial.own import ProfiledModel, within_names
+from fedtmle.initial.own import OwnFormula, ProfiledModel, within_names
 from fedtmle.initial.syntax import Formula
 from fedtmle.model.exact import (
     cholesky,
@@ -70,14 +68,22 @@ from fedtmle.protocol.sums import norm
 GRIDS = (-9, -14, -40)  # the exponents of the grids on which a Gram matrix is asked, until it is resolved
 
 
+class WholeColumns(NamedTuple):
+    """The block of each silo's own coefficients, and the scales and ranges of all columns of one silo."""
+
+    block: Formula
+    scales: tuple[int, ...]
+    ranges: tuple[Range, ...]
+
+
 @final
 @dataclass(frozen=True, kw_only=True)
 class DesignColumns:
     """The columns of a formula, and the public coordinates z = A x that their declared ranges give.
 
     x are the columns divided by 2^scales. A is lower triangular: with an intercept it centres columns whose
-    range is away from zero. If every silo has an intercept of its ``own``, which is no column here, all
-    matrices are of columns that are centred within the silos.
+    range is away from zero. If every silo has coefficients of its ``own``, whose columns are not among these,
+    all matrices are of what is left of the columns after regression on these within the silos.
     """
 
     formula: Formula
@@ -86,26 +92,31 @@ class DesignColumns:
     A: Array
     largest: float  # a bound of every |z|
     ranges: tuple[Range, ...]  # ranges of the columns
-    own: bool = False
+    own: WholeColumns | None = None
 
     @classmethod
-    def within(cls, formula: Formula, levels: Levels, ranges: Ranges) -> DesignColumns:
-        """Return the columns of a formula whose intercept is each silo's own."""
-        _, *of_columns = column_ranges(formula, levels, ranges)
-        _, *scales = column_exponents(formula, levels, ranges)
+    def within(cls, own: OwnFormula, levels: Levels, ranges: Ranges) -> DesignColumns:
+        """Return the common columns of a formula some of whose coefficients are each silo's own."""
+        formula, of_block = own.whole, column_names(own.own, levels)
+        names = column_names(formula, levels)
+        whole = WholeColumns(
+            own.own, column_exponents(formula, levels, ranges), column_ranges(formula, levels, ranges)
+        )
+        common = [j for j, name in enumerate(names) if name not in of_block]
+        of_columns, scales = [whole.ranges[j] for j in common], [whole.scales[j] for j in common]
         # A column that is centred within a silo has a mean square of at most that of half its range.
         halves = [
-            math.ldexp(0.5 * (high - low), -scale) or 1.0
+            math.ldexp(0.5 * (high - low) if own.own.intercept else max(-low, high), -scale) or 1.0
             for (low, high), scale in zip(of_columns, scales, strict=True)
         ]
         return cls(
             formula=formula,
-            names=within_names(column_names(formula, levels)),
+            names=within_names(formula, own.own, levels),
             scales=tuple(scales),
             A=np.diag([1.0 / half for half in halves]),
             largest=1.0,
             ranges=tuple(of_columns),
-            own=True,
+            own=whole,
         )
 
     @classmethod
@@ -216,18 +227,16 @@ def covering(needed: Sequence[Needed]) -> list[Needed]:
 
 def _gram_model(columns: DesignColumns, rows: AbstractResponse, levels: Levels) -> GLMModel | ProfiledModel:
     """Return the squared loss whose curvature is the Gram matrix."""
-    scales, ranges = columns.scales, columns.ranges
-    if columns.own:
-        scales, ranges = (range_exponent(ONE), *scales), (ONE, *ranges)
+    own = columns.own
     model = GLMModel(
         formula=columns.formula,
         levels=levels,
-        scales=scales,
-        ranges=ranges,
+        scales=columns.scales if own is None else own.scales,
+        ranges=columns.ranges if own is None else own.ranges,
         family=Family.GAUSSIAN,
         response=rows,
     )
-    return ProfiledModel(whole=model) if columns.own else model
+    return model if own is None else ProfiledModel(whole=model, own=own.block)
 
 
 def ask_gram(

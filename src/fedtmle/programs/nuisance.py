@@ -35,7 +35,7 @@ from fedtmle.initial.glm import (
     MultinomialModel,
     Supplied,
 )
-from fedtmle.initial.own import WITHIN, OwnIntercept, ProfiledModel, own_formula
+from fedtmle.initial.own import WITHIN, OwnBlock, OwnFormula, ProfiledModel, own_formula
 from fedtmle.initial.superlearner import Pilot, SuperLearner
 from fedtmle.initial.syntax import Categorical, Formula
 from fedtmle.model.exact import cholesky, congruence, eigen, invert_lower, multiply, newton_direction
@@ -82,7 +82,7 @@ class Regression:
     classes: tuple[str, ...] = ()  # names of the classes of a multinomial response
     constant: str = ""  # the message if the response is the same in every row used
     ranges: Ranges  # ranges of the variables that formulas use as numbers
-    own: bool = False  # whether C(silo) is an intercept of each silo's own, which the silo keeps
+    own: bool = False  # whether terms with C(silo) have coefficients of each silo's own, which it keeps
 
     def without(self, folds: Folds, fold: int) -> Regression:
         """Return the same regression on the other folds' rows."""
@@ -95,9 +95,9 @@ class Regression:
             return columns
         return tuple(f"{name} (arm {arm})" for arm in self.classes[1:] for name in columns)
 
-    def own_formula(self, glm: GLM, levels: Levels) -> Formula | None:
-        """Return the formula of one silo, with its own intercept; None if C(silo) is a factor like others."""
-        return own_formula(glm.parsed, levels) if self.own and not self.classes else None
+    def own_formula(self, glm: GLM, levels: Levels) -> OwnFormula | None:
+        """Return the formula of one silo, None if no coefficient is its own."""
+        return own_formula(glm.parsed, levels) if self.own else None
 
     def family_of(self, glm: GLM) -> Family:
         return FAMILIES[glm.family_for(self.kind)] if self.family is None else self.family
@@ -195,7 +195,7 @@ def fit_model(
 ) -> GLMModel | MultinomialModel | ProfiledModel:
     """Return the loss that a fit minimises, on columns that are scaled by their declared ranges."""
     own = regression.own_formula(glm, levels)
-    formula = glm.parsed if own is None else own
+    formula = glm.parsed if own is None else own.whole
     shared: dict[str, Any] = {
         "formula": formula,
         "levels": levels,
@@ -204,11 +204,13 @@ def fit_model(
         "weight_ceiling": regression.weight_ceiling,
         "ridge": glm.ridge,
     }
+    model: GLMModel | MultinomialModel
     if regression.classes:
-        return MultinomialModel(classes=len(regression.classes), **shared)
-    ranges = column_ranges(formula, levels, regression.ranges)
-    model = GLMModel(family=regression.family_of(glm), ranges=ranges, **shared)
-    return model if own is None else ProfiledModel(whole=model)
+        model = MultinomialModel(classes=len(regression.classes), **shared)
+    else:
+        ranges = column_ranges(formula, levels, regression.ranges)
+        model = GLMModel(family=regression.family_of(glm), ranges=ranges, **shared)
+    return model if own is None else ProfiledModel(whole=model, own=own.own)
 
 
 def fitted_model(
@@ -222,32 +224,18 @@ def fitted_model(
 ) -> FittedGLM | FittedMultinomial:
     """Return the fit whose coefficients on scaled columns are ``eps``."""
     model = fit_model(regression, glm, levels)
+    own, formula = None, glm.parsed
     if isinstance(model, ProfiledModel):
-        return FittedGLM(
-            formula=model.whole.formula,
-            levels=levels,
-            family=model.whole.family,
-            coefficients=(0.0, *np.ldexp(eps, -np.array(model.scales, dtype=np.int64)).tolist()),
-            error=error,
-            bits=bits,
-            own=OwnIntercept(
-                label=f"{regression.label}, {glm.formula}", model=model, eps=tuple(eps.tolist())
-            ),
-        )
-    scales = np.array(column_exponents(glm.parsed, levels, regression.ranges))
-    beta = [tuple(map(float, row)) for row in np.ldexp(eps.reshape(-1, len(scales)), -scales)]
+        label = f"{regression.label}, {glm.formula}"
+        own, formula = OwnBlock(label=label, model=model, eps=tuple(eps.tolist())), model.whole.formula
+        beta = model.coefficients(eps)
+    else:
+        scales = np.array(model.scales)
+        beta = tuple(tuple(map(float, row)) for row in np.ldexp(eps.reshape(-1, len(scales)), -scales))
+    shared: dict[str, Any] = {"formula": formula, "levels": levels, "error": error, "bits": bits, "own": own}
     if regression.classes:
-        return FittedMultinomial(
-            formula=glm.parsed, levels=levels, coefficients=tuple(beta), error=error, bits=bits
-        )
-    return FittedGLM(
-        formula=glm.parsed,
-        levels=levels,
-        family=regression.family_of(glm),
-        coefficients=beta[0],
-        error=error,
-        bits=bits,
-    )
+        return FittedMultinomial(coefficients=beta, **shared)
+    return FittedGLM(family=regression.family_of(glm), coefficients=beta[0], **shared)
 
 
 def fit_exactly(
@@ -263,7 +251,7 @@ def fit_exactly(
     formula, family = glm.parsed, regression.family_of(glm)
     model = fit_model(regression, glm, levels)
     is_own = isinstance(model, ProfiledModel)
-    names = model.design_names if isinstance(model, ProfiledModel) else column_names(formula, levels)
+    names = model.columns if isinstance(model, ProfiledModel) else column_names(formula, levels)
     size, dim = len(names), model.dim
     if not dim:  # each silo has its intercept, and nothing is common
         return fitted_model(regression, glm, levels, np.zeros(0))
@@ -347,13 +335,15 @@ def refuse_constant_within(squares: Array, names: tuple[str, ...], label: str) -
 
     The columns are scaled by their declared ranges.
     """
-    constant = [name.removesuffix(WITHIN) for name, s in zip(names, squares, strict=True) if s <= CONSTANT]
-    if constant:
-        raise FitError(
-            "collinear",
-            f"{label}: column(s) {', '.join(constant)} are the same for everyone of a silo, at each silo, so "
-            "that C(silo) determines them; drop them, or leave C(silo) out",
-        )
+    constant = [name for name, s in zip(names, squares, strict=True) if s <= CONSTANT]
+    if not constant:
+        return
+    shown = ", ".join(name.split(WITHIN)[0] for name in constant)
+    why = f"column(s) {shown} are the same for everyone of a silo, at each silo, so that C(silo) determines "
+    why += "them"
+    if not constant[0].endswith(WITHIN):
+        why = f"the terms with C(silo) determine column(s) {shown} at each silo"
+    raise FitError("collinear", f"{label}: {why}; drop them, or leave C(silo) out")
 
 
 def refuse_collinear(hessian: Array, names: tuple[str, ...], label: str) -> None:

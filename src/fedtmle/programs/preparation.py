@@ -23,7 +23,7 @@ from fedtmle.programs.nuisance import Regression, effect_columns, regressions
 from fedtmle.programs.regimes import study_at
 from fedtmle.programs.sites import compare_silos
 from fedtmle.programs.study import Study
-from fedtmle.programs.superlearner import OwnIntercepts, begin_fits, fit_together, own_view, seen
+from fedtmle.programs.superlearner import OwnCoefficients, begin_fits, fit_together, own_view, seen
 from fedtmle.protocol.bins import BinsQuery
 from fedtmle.protocol.clusters import ClustersQuery, SpanningQuery
 from fedtmle.protocol.flows import ask, both
@@ -122,7 +122,7 @@ class PreparedStudy:
     preparation: Preparation
     effect: EffectProblem
     overlap: Overlap
-    view: OwnIntercepts | None = None  # the rows with which the models predict, if not the study's
+    view: OwnCoefficients | None = None  # the rows with which the models predict, if not the study's
 
 
 def prepare_study(study: Study, levels: Levels, n: int) -> Flow[PreparedStudy]:

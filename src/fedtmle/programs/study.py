@@ -626,13 +626,12 @@ class Study:
 
     def _kept_intercepts(self) -> Iterator[bool]:
         """Yield, for each model or learner with the silo, whether that is an intercept that silos keep."""
-        several = len(self.target.arms) > 2
-        for role, model in self.models.items():
+        for model in self.models.values():
             for part in model.learners if isinstance(model, SuperLearner) else (model,):
-                is_own = isinstance(part, GLM) and own_formula(part.parsed, {SILO: ("", "")}) is not None
-                is_softmax = role == "treatment" and several and part is model  # one model of all arms
                 if SILO in used_columns(part):
-                    yield self.profiles_silo and is_own and not is_softmax
+                    levels = {**self.levels, SILO: ("", " ")}
+                    is_own = isinstance(part, GLM) and own_formula(part.parsed, levels) is not None
+                    yield self.profiles_silo and is_own
 
     def silo_levels(self, silos: Sequence[str]) -> tuple[str, ...]:
         """Return the levels of C(silo) in a run over ``silos``: they, or none if no formula has it."""

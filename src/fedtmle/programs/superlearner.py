@@ -10,7 +10,7 @@ import numpy as np
 
 from fedtmle.errors import InputError
 from fedtmle.initial.crossfit import CrossFitted, Fitted, Folds
-from fedtmle.initial.glm import GLM, AbstractOwnIntercept, FittedGLM, Levels
+from fedtmle.initial.glm import GLM, AbstractOwnBlock, FittedGLM, FittedMultinomial, Levels
 from fedtmle.initial.own import by_silo
 from fedtmle.initial.superlearner import (
     MAX_CANDIDATES,
@@ -43,9 +43,9 @@ from fedtmle.protocol.plan import follow_alone
 from fedtmle.protocol.query import Flow, Local
 from fedtmle.protocol.sums import TallyQuery
 
-# The rows of a study whose models have an intercept of each silo's own: what C(silo) is (`initial.own`).
+# The rows of a study whose models have coefficients of each silo's own: what C(silo) is (`initial.own`).
 #
-# A model predicts at a silo with the silo's own intercept, which is a column of the rows that this view
+# A model predicts at a silo with the silo's own coefficients, which are columns of the rows that this view
 # shows.
 
 Result = TypeVar("Result")
@@ -53,13 +53,13 @@ Result = TypeVar("Result")
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class OwnIntercepts:
-    """Shows rows with a column for each model that has an intercept of each silo's own.
+class OwnCoefficients:
+    """Shows rows with a column for each coefficient of each silo's own in some models.
 
-    ``known`` are intercepts by column and silo; the others are those of the rows that are shown.
+    ``known`` are coefficients by column and silo; the others are those of the rows that are shown.
     """
 
-    intercepts: tuple[AbstractOwnIntercept, ...]
+    blocks: tuple[AbstractOwnBlock, ...]
     known: Mapping[tuple[str, str], float] = field(default_factory=dict)
 
     def of(self, rows: AnyTable) -> AnyTable:
@@ -69,42 +69,49 @@ class OwnIntercepts:
             return replace(rows, read=lambda: (self._shown(batch, known) for batch in read()))
         return self._shown(rows, known)
 
-    def held(self, rows: AnyTable) -> OwnIntercepts:
-        """Return the view whose intercepts stay those of these rows, whichever rows of the silos it shows."""
+    def held(self, rows: AnyTable) -> OwnCoefficients:
+        """Return the view whose coefficients stay those of these rows, whichever rows it shows."""
         return replace(self, known=self._of_rows(rows))
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The columns that it adds."""
+        return frozenset(name for block in self.blocks for name in block.names)
 
     def _of_rows(self, rows: AnyTable) -> dict[tuple[str, str], float]:
         known = dict(self.known)
         for silo, part in by_silo(rows):
-            for each in self.intercepts:
-                if (each.name, silo) not in known:
-                    known[each.name, silo] = each.of(part)
+            for block in self.blocks:
+                if (block.names[0], silo) not in known:
+                    known |= {
+                        (name, silo): own for name, own in zip(block.names, block.of(part), strict=True)
+                    }
         return known
 
     def _shown(self, table: Table, known: Mapping[tuple[str, str], float]) -> Table:
         factor = table.factors[SILO]
-        for each in self.intercepts:
-            of_silos: Array = np.array([known.get((each.name, silo), np.nan) for silo in factor.levels])
-            table = table.with_numeric(each.name, of_silos[factor.codes])
+        for name in (name for block in self.blocks for name in block.names):
+            of_silos: Array = np.array([known.get((name, silo), np.nan) for silo in factor.levels])
+            table = table.with_numeric(name, of_silos[factor.codes])
         return table
 
 
-def own_intercepts(models: Iterable[object]) -> Iterator[AbstractOwnIntercept]:
-    """Yield the intercepts of the silos' own in fitted models, with those of which they consist."""
+def own_blocks(models: Iterable[object]) -> Iterator[AbstractOwnBlock]:
+    """Yield the coefficients of the silos' own in fitted models, with those of which they consist."""
     for model in models:
-        if isinstance(model, FittedGLM) and model.own is not None:
+        if isinstance(model, FittedGLM | FittedMultinomial) and model.own is not None:
             yield model.own
         elif isinstance(model, CrossFitted | SuperLearned):
-            yield from own_intercepts(model.models)
+            yield from own_blocks(model.models)
 
 
-def own_view(models: Iterable[object]) -> OwnIntercepts | None:
+def own_view(models: Iterable[object]) -> OwnCoefficients | None:
     """Return the view of rows with which these models can predict, None if they need no other rows."""
-    intercepts = tuple(own_intercepts(models))
-    return OwnIntercepts(intercepts=intercepts) if intercepts else None
+    blocks = tuple(own_blocks(models))
+    return OwnCoefficients(blocks=blocks) if blocks else None
 
 
-def seen(flow: Flow[Result], view: OwnIntercepts | None) -> Flow[Result]:
+def seen(flow: Flow[Result], view: OwnCoefficients | None) -> Flow[Result]:
     """Return the flow over the rows that the view shows, if there is one."""
     return flow if view is None else through(flow, view)
 
@@ -307,7 +314,7 @@ def fit_alone(
 ) -> FittedGLM | TreeEnsemble:
     """Return the fit on one party's rows alone."""
     if isinstance(model, GLM):
-        # It is sent to all silos, whose own intercepts are no part of it.
+        # It is sent to all silos, whose own coefficients are no part of it.
         shipped = replace(part, own=False)
         fit = follow_alone(fit_exactly(shipped, model, levels, local.n_rows), local)
         if not isinstance(fit, FittedGLM):

@@ -287,10 +287,10 @@ class _LongResponse:
     """A response over person-periods: its models, and where the columns of each name are."""
 
     response: object
-    submodels: list[GroupedLinear] = field(default_factory=list)
+    submodels: list[GroupedLinear | Profiled] = field(default_factory=list)
     columns: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
 
-    def add(self, names: tuple[str, ...], submodel: GroupedLinear, by_name: bool) -> bool:
+    def add(self, names: tuple[str, ...], submodel: GroupedLinear | Profiled, by_name: bool) -> bool:
         """Keep the columns that are not known, as `_Response.add` does; return whether there are any."""
         self.submodels.append(submodel)
         last = len(self.submodels) - 1
@@ -354,8 +354,9 @@ class Designs:
             response, columns = self._sharing(shared), _disclosed(submodel, model.dim)
         elif isinstance(submodel, GeneralisedLinear):
             response, columns = self._response_of(submodel), scaled(submodel.X).columns
-        elif isinstance(submodel, Profiled) and (whole := submodel.in_memory) is not None:
-            response, columns = self._response_of(whole), _within(whole)
+        elif isinstance(submodel, Profiled) and (in_memory := submodel.in_memory) is not None:
+            whole, columns = in_memory
+            response = self._response_of(whole)
         else:
             return self._add_long(model, names, submodel, enough)
         self._known[id(model)] = model
@@ -373,7 +374,7 @@ class Designs:
     ) -> float:
         """Return what `add` does, for person-periods."""
         facts = model.judged_together
-        if facts is None or not isinstance(submodel, GroupedLinear):
+        if facts is None or not isinstance(submodel, GroupedLinear | Profiled):
             return 0.0
         self._known[id(model)] = model
         known = next((each for each in self._long if each.response == facts.response), None)
@@ -398,14 +399,6 @@ class Designs:
                 return known
         self._responses.append(_Response(None, None, shared))
         return self._responses[-1]
-
-
-def _within(whole: GeneralisedLinear) -> Array:
-    """Return the columns but the first, centred: with the mean response taken away, these are disclosed."""
-    X = matrix(whole.X)[1:]
-    mass = np.ones(whole.n_rows) if whole.w is None else whole.w
-    total = float(mass.sum())
-    return X - ((X * mass).sum(axis=1) / total)[:, None] if total > 0 else X
 
 
 def _disclosed(submodel: AbstractSubmodel, dim: int) -> Array:
