@@ -589,7 +589,7 @@ Watched = Callable[..., tuple[ft.StudyResult, Plan]]
 
 
 @pytest.fixture
-def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
+def planned(monkeypatch: pytest.MonkeyPatch) -> Watched:
     """Run a study; return the result and the plan."""
     plans: list[Plan] = []
     run = solver.run_in_process
@@ -601,10 +601,21 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
 
     monkeypatch.setattr("fedtmle.studies.run.run_in_process", watch)
 
-    def result(data: dict[str, pd.DataFrame], policy: ft.Policy | None = None, **options: Any) -> Any:
-        return ft.run(study(**(MASKED | options)), data, policy=policy), plans[-1]
+    def result(asked: ft.Study, data: dict[str, pd.DataFrame]) -> Any:
+        return ft.run(asked, data), plans[-1]
 
     return result
+
+
+def same_bytes(planned: Watched, asked: Callable[[str], ft.Study], data: dict[str, pd.DataFrame]) -> None:
+    """Assert that open and masked runs of a study have the same broadcasts and results."""
+    (one, open_plan), (other, masked_plan) = (planned(asked(how), data) for how in ("open", "masked"))
+    assert masked_plan.is_masked
+    assert not open_plan.is_masked
+    assert one.run is not None
+    assert other.run is not None
+    assert broadcasts(one.run.transcript, open_plan) == broadcasts(other.run.transcript, masked_plan)
+    pd.testing.assert_frame_equal(one.table(), other.table(), check_exact=True)
 
 
 MASKED: dict[str, Any] = {"aggregation": "masked", "algorithm": ft.Coded(), "diagnostics": False}
@@ -612,7 +623,11 @@ MASKED: dict[str, Any] = {"aggregation": "masked", "algorithm": ft.Coded(), "dia
 
 def totals(data: dict[str, pd.DataFrame], **options: Any) -> list[Any]:
     """Every broadcast of a masked study under the default policy, looks included."""
-    result = ft.run(study(**(MASKED | options)), data, policy=ft.Policy())
+    return totals_of(study(**(MASKED | options)), data)
+
+
+def totals_of(asked: ft.Study, data: dict[str, pd.DataFrame]) -> list[Any]:
+    result = ft.run(asked, data, policy=ft.Policy())
     assert result.run is not None
     exchanges = result.run.transcript.exchanges
     requests = [messages.decode_request(next(iter(each.requests.values()))) for each in exchanges]
@@ -645,17 +660,8 @@ def test_nothing_is_asked_about_one_silo_alone(monkeypatch: pytest.MonkeyPatch) 
     [{}, {"folds": 2}, {"algorithm": NEWTON}, {"outcome": "score"}, OPTIONS["no other column"]],
     ids=["coded", "folds", "exact", "continuous", "no other column"],
 )
-def test_masked_is_open_byte_for_byte(options: dict[str, Any], watched: Watched) -> None:
-    data = frames()
-    one, open_plan = watched(data, aggregation="open", **options)
-    other, masked_plan = watched(data, **options)
-    assert masked_plan.is_masked
-    assert not open_plan.is_masked
-    plain, masked = (
-        broadcasts(each.run.transcript, plan) for each, plan in ((one, open_plan), (other, masked_plan))
-    )
-    assert plain == masked
-    pd.testing.assert_frame_equal(one.table(), other.table(), check_exact=True)
+def test_masked_is_open_byte_for_byte(options: dict[str, Any], planned: Watched) -> None:
+    same_bytes(planned, lambda how: study(**(MASKED | options | {"aggregation": how})), frames())
 
 
 # The audit.

@@ -32,21 +32,22 @@ from tests.effects.studies import NEWTON, finish
 from tests.effects.test_own import (
     FAMILIES,
     LEVELS,
+    MASKED,
     SILOS,
     Given,
     Watched,
     expit,
     frames,
+    planned,
+    same_bytes,
     study,
     table,
     totals,
-    watched,
 )
 from tests.narrow import targeted
 from tests.premise import Premise
-from tests.runtime.test_masked import broadcasts
 
-__all__ = ["watched"]  # a fixture
+__all__ = ["planned"]  # a fixture
 
 CLASSES = 3
 BLOCKS = {"slopes": "C(g) + x*C(silo)", "slope alone": "C(g) + x:C(silo)"}
@@ -335,7 +336,7 @@ def test_one_separated_silo_leaves_the_fit_of_the_others() -> None:
     """South is separated by its own slope: the others are fitted as if it were absent."""
     data = frames()
     data["south"] = data["south"].assign(event=(data["south"]["x"] > 3).astype(int))
-    models = {"outcome_model": ft.GLM("a + C(g) + x*C(silo)")}
+    models: dict[str, Any] = {"outcome_model": ft.GLM("a + C(g) + x*C(silo)")}
     fits = {}
     for silos in (SILOS, tuple(name for name in SILOS if name != "south")):
         finished, _ = finish(study(**models), {name: data[name] for name in silos})
@@ -351,7 +352,10 @@ def test_one_separated_silo_leaves_the_fit_of_the_others() -> None:
 def test_a_slope_on_a_column_that_is_constant_in_one_silo_is_refused(constant: str, algorithm: Any) -> None:
     data = frames()
     data["south"] = data["south"].assign(**{constant: 1})
-    models = {"outcome_model": ft.GLM(f"C(g) + {constant}*C(silo)"), "treatment_model": ft.GLM("C(g)")}
+    models: dict[str, Any] = {
+        "outcome_model": ft.GLM(f"C(g) + {constant}*C(silo)"),
+        "treatment_model": ft.GLM("C(g)"),
+    }
     with pytest.raises(
         DataError, match=f"do not determine its own coefficient of {constant}, because"
     ) as caught:
@@ -362,7 +366,10 @@ def test_a_slope_on_a_column_that_is_constant_in_one_silo_is_refused(constant: s
 @pytest.mark.parametrize("algorithm", [NEWTON, ft.Coded()], ids=["exact", "coded"])
 def test_a_column_that_the_slopes_determine_is_refused(algorithm: Any) -> None:
     data = {name: frame.assign(weight=0.1 + 0.4 * frame["x"]) for name, frame in frames().items()}
-    models = {"outcome_model": ft.GLM("a + weight + x*C(silo)"), "treatment_model": ft.GLM("C(g)")}
+    models: dict[str, Any] = {
+        "outcome_model": ft.GLM("a + weight + x*C(silo)"),
+        "treatment_model": ft.GLM("C(g)"),
+    }
     with pytest.raises(FitError, match=r"the terms with C\(silo\) determine column\(s\) weight at each silo"):
         ft.run(study(algorithm=algorithm, **models), data)
 
@@ -459,14 +466,6 @@ def test_no_total_says_which_silo_has_which_rows(name: str, sums: str) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("algorithm", [NEWTON, ft.Coded()], ids=["exact", "coded"])
-def test_masked_is_open_byte_for_byte(name: str, algorithm: Any, watched: Watched) -> None:
-    data, options = frames(), MODELS[name] | {"algorithm": algorithm}
-    one, open_plan = watched(data, aggregation="open", **options)
-    other, masked_plan = watched(data, **options)
-    assert masked_plan.is_masked
-    assert not open_plan.is_masked
-    plain, masked = (
-        broadcasts(each.run.transcript, plan) for each, plan in ((one, open_plan), (other, masked_plan))
-    )
-    assert plain == masked
-    pd.testing.assert_frame_equal(one.table(), other.table(), check_exact=True)
+def test_masked_is_open_byte_for_byte(name: str, algorithm: Any, planned: Watched) -> None:
+    options = MASKED | MODELS[name] | {"algorithm": algorithm}
+    same_bytes(planned, lambda how: study(**(options | {"aggregation": how})), frames())

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+import fedtmle as ft
 from fedtmle.cli import app
+from fedtmle.errors import InputError
 from fedtmle.layout import visible
 from fedtmle.runtime.signing import SigningKey
 from fedtmle.studies.approval import fingerprint_of, literals, review
@@ -174,23 +177,37 @@ def masked(folder: Path, silos: int, plan: str = "", *changes: tuple[str, str]) 
 
 
 @pytest.mark.parametrize(
-    ("silos", "terms", "is_told"),
+    ("silos", "term", "keeps", "is_refused"),
     [
-        (3, "", False),
-        (2, " + C(programme):C(silo)", False),
-        (3, " + C(silo)", False),
-        (3, " + C(programme):C(silo)", True),
+        (3, "", False, False),
+        (2, " + C(programme):C(silo)", False, False),
+        (3, " + C(silo)", True, False),
+        (3, " + C(programme):C(silo)", True, False),
+        (3, " + C(programme):C(silo)", False, True),
+        (3, " + C(silo)", False, True),
     ],
 )
-def test_columns_of_one_silo_are_pointed_out_under_masks(
-    folder: Path, silos: int, terms: str, is_told: bool
+def test_columns_of_one_silo_are_refused_under_masks(
+    folder: Path, silos: int, term: str, keeps: bool, is_refused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With two silos the study is open."""
-    file = masked(folder, silos, "", ('"C(programme) + sbp_0', f'"C(programme){terms} + sbp_0'))
+    """With two silos the study is open. The owner is warned of a plan that a server made nevertheless."""
+    file = masked(folder, silos, "", ('"C(programme) + sbp_0', f'"C(programme){term} + sbp_0'))
+    monkeypatch.setattr(type(file.study.target), "keeps_own", keeps)
+    found = [each.message for each in validate(file.path).defects]
+    told = f"outcome_model, 'C(programme){term} + sbp_0"
+    assert (
+        any(message.startswith(told) and "this silo's own sum" in message for message in found) is is_refused
+    )
+    if is_refused:
+        assert 'aggregation = "open"' in found[0]
+        with pytest.raises(InputError, match="C\\(silo\\) has such columns"):
+            file_plan(file)
+        with pytest.raises(InputError, match="C\\(silo\\) has such columns"):
+            replace(file.study, aggregation="masked")
+        assert replace(file.study, aggregation="open").has_silo_columns
+    monkeypatch.setattr(ft.Study, "refuse_silo_columns", lambda _: None)
     shown = " ".join(render_approval(review(file, Home.of(folder / "north.toml"))).split())
-    assert ("LOOK: A model has columns of C(silo)." in shown) is is_told
-    warned = [each.message for each in validate(file.path).warnings]
-    assert any("C(silo): the total of a column" in message for message in warned) is is_told
+    assert ("LOOK: A model has columns of C(silo)." in shown) is is_refused
 
 
 @pytest.mark.parametrize(

@@ -144,8 +144,9 @@ def test_the_floors_of_those_that_stay_hold(tmp_path: Path) -> None:
 
 def test_what_needs_the_absent_silo_stops(tmp_path: Path) -> None:
     files = silo_files(tmp_path, {"east": "min_rows = 5000"})
-    with pytest.raises(InputError, match="east"):
-        ft.run(study('a + x*C(silo, ref="east")'), files)
+    with pytest.raises(InputError, match="the reference is not one of the study's levels"):
+        ft.run(study(outcome_model=ft.Pilot(ft.GLM('a + C(silo, ref="east")'), at="north")), files)
+    assert ft.run(study('a + x*C(silo, ref="east")'), files).table()["std_error"][0] > 0  # each keeps its own
     at_east = ft.Pilot(ft.GLM("a + x"), at="east")
     with pytest.raises(InputError, match="east"):
         ft.run(study(outcome_model=at_east), files)

@@ -54,7 +54,7 @@ class GLM:
     formula
         The right-hand side, such as ``"age + C(sex)"``. ``C(x)`` is a factor, ``I(...)`` arithmetic,
         ``a*b`` main effects and interaction, ``spline(x, knots=[...])`` a natural cubic spline, and
-        ``C(silo)`` the silo itself: by itself, an intercept that each silo fits and keeps.
+        ``C(silo)`` the silo itself: an intercept that each silo fits and keeps, in ``x:C(silo)`` a slope.
     family
         "binomial", "gaussian" or "poisson". "auto" is binomial for a binary response, poisson for a count
         and else gaussian.

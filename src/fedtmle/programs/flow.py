@@ -69,7 +69,7 @@ from fedtmle.programs.regimes import (
 )
 from fedtmle.programs.sites import ComparedSilos, OwnTMLE, compare_silos
 from fedtmle.programs.study import Study
-from fedtmle.programs.superlearner import seen
+from fedtmle.programs.superlearner import own_view, seen
 from fedtmle.programs.target import AbstractTarget, BegunStudy, TargetDetails
 from fedtmle.programs.time import (
     AtRisk,
@@ -482,12 +482,19 @@ def prepare_times(
     if isinstance(treatment, Supplied):
         supplied["treatment"] = supplied_predictors(treatment, "treatment", study)
     fitted = yield from fit_hazards(study, target, columns, levels, tally, n, supplied)
-    problem = time_problem(study, target, columns, fitted, tally, n)
-    return PreparedTimes(columns=columns, levels=levels, tally=tally, fitted=fitted, problem=problem)
+    view = own_view(fit for fits in fitted.values() for fit in fits)
+    problem = time_problem(study, target, columns, fitted, tally, n, view)
+    return PreparedTimes(
+        columns=columns, levels=levels, tally=tally, fitted=fitted, problem=problem, view=view
+    )
 
 
 def target_times(study: Study, target: AbstractTimeEffect, prepared: PreparedTimes, n: int) -> Flow[Outcome]:
-    """Target the problem, close the run, and ask for the diagnostics."""
+    """Target the problem, close the run, and ask for the diagnostics, over the rows of the models."""
+    return (yield from seen(_target_times(study, target, prepared, n), prepared.view))
+
+
+def _target_times(study: Study, target: AbstractTimeEffect, prepared: PreparedTimes, n: int) -> Flow[Outcome]:
     columns, tally, problem = prepared.columns, prepared.tally, prepared.problem
 
     def last(law: object) -> Flow[tuple[AtRisk, Compared] | None]:

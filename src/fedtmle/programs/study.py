@@ -317,16 +317,21 @@ class Study:
             raise InputError(f"imputations: expected at least 5 data sets, not {self.imputations}")
         if self.imputation_sweeps < 1:
             raise InputError(f"imputation_sweeps: expected at least 1, not {self.imputation_sweeps}")
+        self._check_sums()
+        if not 1e-9 <= self.fit_accuracy <= 0.1:
+            raise InputError(f"fit_accuracy: expected a number from 1e-9 to 0.1, not {self.fit_accuracy}")
+        if not 0.5 < self.confidence < 1:
+            raise InputError(f"confidence: expected a number between 0.5 and 1, not {self.confidence}")
+
+    def _check_sums(self) -> None:
         if self.sums not in ("auto", "rounded", "exact"):
             raise InputError(f"sums: expected 'auto', 'rounded' or 'exact', not {self.sums!r}")
         if self.aggregation not in ("auto", "open", "masked"):
             raise InputError(f"aggregation: expected 'auto', 'open' or 'masked', not {self.aggregation!r}")
         if self.aggregation == "masked" and not (self.algorithm.adds_integers or self.algorithm.pools_rows):
             raise InputError(f"aggregation: {UNMASKABLE}")
-        if not 1e-9 <= self.fit_accuracy <= 0.1:
-            raise InputError(f"fit_accuracy: expected a number from 1e-9 to 0.1, not {self.fit_accuracy}")
-        if not 0.5 < self.confidence < 1:
-            raise InputError(f"confidence: expected a number between 0.5 and 1, not {self.confidence}")
+        if self.aggregation == "masked":
+            self.refuse_silo_columns()
 
     def _check_time(self) -> None:
         """Refuse what a target of time to an event does not offer."""
@@ -607,31 +612,56 @@ class Study:
 
     @property
     def profiles_silo(self) -> bool:
-        """Whether C(silo), where no other term has the silo, is an intercept that each silo keeps.
+        """Whether terms with C(silo) have coefficients that each silo keeps.
 
-        It is a factor like others in studies over time, of targets of other packages, and with
-        `Personalized`, whose silos predict after the run.
+        C(silo) is a factor like others in studies of treatment over time, of targets of other packages, and
+        with `Personalized`, whose silos predict after the run.
         """
         return self.target.keeps_own and not isinstance(self.algorithm, Personalized)
 
     @property
     def has_silo_columns(self) -> bool:
         """Whether some model has a column that one silo alone fills."""
-        return not all(self._kept_intercepts())
+        return any(reason for _, reason in self._silo_terms())
 
     @property
-    def keeps_intercepts(self) -> bool:
-        """Whether some model has an intercept of each silo's own, if there are several silos."""
-        return any(self._kept_intercepts())
+    def keeps_coefficients(self) -> bool:
+        """Whether some model has coefficients of each silo's own, if there are several silos."""
+        return any(not reason for _, reason in self._silo_terms())
 
-    def _kept_intercepts(self) -> Iterator[bool]:
-        """Yield, for each model or learner with the silo, whether that is an intercept that silos keep."""
-        for model in self.models.values():
+    def refuse_silo_columns(self) -> None:
+        """Refuse a column that one silo alone fills: under masks its total is this silo's own sum."""
+        if self.algorithm.pools_rows:
+            return
+        for where, reason in self._silo_terms():
+            if reason:
+                raise InputError(
+                    f"{where}: with masked sums, the total of a column that one silo alone fills would be "
+                    f"this silo's own sum, and {reason}, C(silo) has such columns. Leave the terms with "
+                    'C(silo) out, or ask the owners whether they allow aggregation = "open"'
+                )
+
+    def _silo_terms(self) -> Iterator[tuple[str, str]]:
+        """Yield the place of each model or learner with the silo, and why silos do not keep its coefficients.
+
+        The reason is empty if they do.
+        """
+        levels = {**self.levels, SILO: ("", " ")}
+        for role, model in self.models.items():
             for part in model.learners if isinstance(model, SuperLearner) else (model,):
-                if SILO in used_columns(part):
-                    levels = {**self.levels, SILO: ("", " ")}
-                    is_own = isinstance(part, GLM) and own_formula(part.parsed, levels) is not None
-                    yield self.profiles_silo and is_own
+                if SILO not in used_columns(part):
+                    continue
+                where = f"{role}_model" + (f", {part.formula!r}" if isinstance(part, GLM) else "")
+                if not self.target.keeps_own:
+                    yield where, f"in a study of {type(self.target).__name__}"
+                elif not self.profiles_silo:
+                    yield where, "with Personalized"
+                elif not isinstance(part, GLM):
+                    yield where, f"in {type(part).__name__}"
+                elif own_formula(part.parsed, levels) is None:
+                    yield where, "where factors of several interactions overlap as here"
+                else:
+                    yield where, ""
 
     def silo_levels(self, silos: Sequence[str]) -> tuple[str, ...]:
         """Return the levels of C(silo) in a run over ``silos``: they, or none if no formula has it."""

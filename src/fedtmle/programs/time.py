@@ -28,7 +28,7 @@ from fedtmle.programs.missing import Levels, MissingCounts
 from fedtmle.programs.nuisance import Regression, regressions
 from fedtmle.programs.sites import ComparedSilos
 from fedtmle.programs.study import Study
-from fedtmle.programs.superlearner import begin_fits, fit_together
+from fedtmle.programs.superlearner import OwnCoefficients, begin_fits, fit_together
 from fedtmle.protocol.bins import BinsQuery, PooledBins
 from fedtmle.protocol.flows import both
 from fedtmle.protocol.outcome import Outcome, Targeted
@@ -102,6 +102,7 @@ class PreparedTimes:
     tally: TimeTally
     fitted: Mapping[str, tuple[Fitted, ...]]
     problem: TimeProblem
+    view: OwnCoefficients | None = None  # the rows with which the models predict, if not the study's
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -305,6 +306,7 @@ def _hazard_regressions(
         cluster=study.cluster,
         spanning=study.cluster_scope == "spanning",
         ranges=study.ranges,
+        own=study.profiles_silo,
     )
     asked: dict[str, tuple[Regression, ...]] = {}
     event = partial(EventResponse, columns=columns, follow_up=target.follow_up, weight_mean=weight_mean)
@@ -392,8 +394,9 @@ def time_problem(
     fitted: Mapping[str, tuple[Fitted, ...]],
     tally: TimeTally,
     n: int,
+    view: OwnCoefficients | None = None,
 ) -> TimeProblem:
-    """Return the problem that is targeted, once hazards are known."""
+    """Return the problem that is targeted, once hazards are known; ``view`` is that of the models' rows."""
     groups = []
     for regime, population in target.groups(columns.strata_levels):
         share = population.share(tally.weights)
@@ -404,6 +407,7 @@ def time_problem(
     floor = min(auto if study.g_bounds == "auto" else float(study.g_bounds or 0.0), 0.5)
     used = {name for model in study.models.values() for name in used_columns(model)}
     used |= {name for name in (target.treatment, study.weights) if name is not None}
+    used |= view.names if view is not None else set()
     preparation = TimePreparation(
         columns=columns,
         follow_up=target.follow_up,

@@ -560,6 +560,6 @@ def uncovered(study: Study) -> list[str]:
         reasons.append("records of one cluster are not independent")
     if study.imputes:
         reasons.append("the covariates are imputed")
-    if study.keeps_intercepts:
-        reasons.append("the silos' own intercepts, C(silo), have no code: each silo keeps its own")
+    if study.keeps_coefficients:
+        reasons.append("the silos' own coefficients, C(silo), have no code: each silo keeps its own")
     return reasons

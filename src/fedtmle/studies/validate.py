@@ -121,13 +121,14 @@ def validate(path: str | Path) -> Validation:
         try:
             check_streaming(file.study, [name for name, table in tables.items() if _streams(table)])
             check_follow_up(file.study, {k: t for k, t in tables.items() if not isinstance(t, CountedTable)})
+            study_here(file)
         except (InputError, DataError) as error:
             defects += defects_of(error)
         held = _held(tables)
         if held and not defects:
             defects += _obstacles(file, held)
         if not defects:
-            about = [*_own_columns(file), *differing_silos(file.study, _held(tables))]
+            about = differing_silos(file.study, _held(tables))
             warnings += [Defect(message=warning, file=str(path)) for warning in about]
     return Validation(
         file=file,
@@ -136,18 +137,6 @@ def validate(path: str | Path) -> Validation:
         defects=tuple(defects),
         warnings=(*warnings, *_read_twice(Path(path), silos, files), *_at_edges(schema, _held(tables))),
     )
-
-
-def _own_columns(file: StudyFile) -> list[str]:
-    """Return a warning if a formula of a masked study has a column that one silo alone fills."""
-    if not (file.study.has_silo_columns and study_here(file).aggregation == "masked"):
-        return []
-    return [
-        "C(silo): the total of a column that one silo alone fills is this silo's own sum, so that masks do "
-        "not hide it from the server. Only as a term by itself, in a GLM of a study at one point in time and "
-        "not of three arms or more, is C(silo) an intercept that each silo keeps. Write it so, leave it out, "
-        "or ask the owners whether they allow it"
-    ]
 
 
 def _held(tables: Mapping[str, AnyTable | CountedTable]) -> dict[str, Table]:

@@ -437,6 +437,8 @@ def file_plan(file: StudyFile) -> Plan:
         )
     if file.study.aggregation == "auto":
         is_masked = has_masks and len(keys) >= FEWEST_MASKED and file.study.algorithm.adds_integers
+        if is_masked:
+            file.study.refuse_silo_columns()
     members = tuple(
         Member(name=name, key=key[:KEY], mask_key=key[KEY:] if is_masked else b"")
         for name, key in keys.items()

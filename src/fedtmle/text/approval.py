@@ -319,8 +319,8 @@ def _account(account: StudyAccount, name: str) -> list[str]:
 
 OWN_COLUMNS = (
     "A model has columns of C(silo). The total of the one for your silo is your silo's own sum, so that "
-    "masks do not hide it: the server reads how many people you have, and sums over them. Ask for a study "
-    "without C(silo), or with C(silo) as a term by itself, if you would not approve it with open sums."
+    "masks do not hide it: the server reads how many people you have, and sums over them. This version makes "
+    "no such plan. Ask for a study without C(silo), unless you would approve it with open sums."
 )
 
 

@@ -70,7 +70,6 @@ class AbstractTimeEffect(AbstractEffect):
     roles = ("hazard", "treatment", "censoring")
     fitted_roles = ("hazard", "censoring")
     fixed_options = ("clever", "submodel", "link")
-    keeps_own = False
 
     time: str
     periods: int = 0

@@ -1,0 +1,170 @@
+"""C(silo) in models of time to an event: coefficients of each silo's own, as those of indicator columns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import fedtmle as ft
+from fedtmle.initial.glm import FittedGLM
+from fedtmle.model.table import SILO, Table
+from fedtmle.programs.superlearner import OwnCoefficients, own_blocks
+from fedtmle.programs.time import TimeDetails
+from fedtmle.studies.run import pooled_rows
+from tests.effects.studies import finish
+from tests.effects.test_own import SILOS, Watched, expit, planned, same_bytes, totals_of
+from tests.narrow import targeted
+from tests.time.studies import NEWTON
+
+__all__ = ["planned"]  # a fixture
+
+PERIODS = 4
+DICTIONARY: dict[str, Any] = {
+    "t": {"kind": "number", "range": (0, PERIODS)},
+    "arm": {"kind": "binary"},
+    "x": {"kind": "number", "range": (-1, 1)},
+    "z": {"kind": "binary"},
+    "site": {"kind": "category", "levels": list(SILOS)},
+}
+
+
+def frames(seed: int = 11, causes: int = 1, size: int = 110) -> dict[str, pd.DataFrame]:
+    """Four hospitals, each with its own level of treatment, event and censoring."""
+    rng = np.random.default_rng(seed)
+    data = {}
+    for k, name in enumerate(SILOS):
+        n = size + 15 * k
+        x, z = rng.uniform(-1, 1, n), rng.integers(0, 2, n)
+        arm = (rng.random(n) < expit(0.4 * (k - 1.5) + 0.5 * x)).astype(int)
+        time, status = np.full(n, float(PERIODS)), np.zeros(n, dtype=int)
+        for period in range(PERIODS):
+            at_risk = time == PERIODS
+            hazard = expit(-1.8 + 0.35 * (k - 1.5) + 0.6 * x * (k - 1) - 0.4 * arm + 0.3 * z)
+            for cause in range(1, causes + 1):
+                hit = at_risk & (status == 0) & (rng.random(n) < hazard)
+                time[hit], status[hit] = period + 0.6, cause
+            lost = at_risk & (status == 0) & (rng.random(n) < expit(-2.2 + 0.3 * k + 0.3 * x))
+            time[lost & (period < PERIODS - 1)] = period + 0.9
+        data[name] = pd.DataFrame(
+            {"t": time, "status": status.astype(str), "arm": arm, "x": x, "z": z, "site": name}
+        )
+    return data
+
+
+def study(models: dict[str, str], **options: Any) -> ft.Study:
+    causes = ("1", "2") if options.pop("causes", 1) == 2 else ("1",)
+    target = ft.Risk(
+        outcome="status",
+        time="t",
+        treatment="arm",
+        periods=PERIODS,
+        period_length=1,
+        causes=causes,
+        **{key: options.pop(key) for key in ("compare_subperiods",) if key in options},
+    )
+    roles = {f"{role}_model": ft.GLM(formula) for role, formula in models.items()}
+    declared = {**DICTIONARY, "status": {"kind": "category", "levels": ["0", *causes]}}
+    variables = ft.Variables(declared)
+    defaults: dict[str, Any] = {"algorithm": NEWTON, "variables": variables, "target": target}
+    return ft.Study(**(defaults | roles | options))
+
+
+LEVEL = {
+    "hazard": "arm + x + z + period + C(silo)",
+    "censoring": "arm + x + period + C(silo)",
+    "treatment": "x + z + C(silo)",
+}
+SLOPES = {
+    "hazard": "arm + z + period + x*C(silo)",
+    "censoring": "x + period + C(silo)",
+    "treatment": "x + z",
+}
+OF_PERIODS = {
+    "hazard": "arm + x + z + C(period)*C(silo)",
+    "censoring": "arm + x + period + C(silo)",
+    "treatment": "x + C(silo)",
+}
+MODELS = {"level": LEVEL, "slopes": SLOPES, "periods": OF_PERIODS}
+
+
+def sited(models: dict[str, str]) -> dict[str, str]:
+    return {role: formula.replace("C(silo)", "C(site)") for role, formula in models.items()}
+
+
+CASES: dict[str, tuple[dict[str, str], dict[str, Any]]] = {
+    "level": (LEVEL, {}),
+    "slopes": (SLOPES, {}),
+    "periods": (OF_PERIODS, {}),
+    "two causes": (LEVEL, {"causes": 2}),
+    "folds": (LEVEL, {"folds": 2}),
+    "finer": (LEVEL, {"compare_subperiods": 2}),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_estimates_are_those_of_a_column_that_names_the_silo(name: str) -> None:
+    models, options = CASES[name]
+    # Where a silo has no event in some period, indicators have no finite fit.
+    data = frames(causes=options.get("causes", 1), size=260 if name == "periods" else 110)
+    one, other = (ft.run(study(each, **options), data) for each in (models, sited(models)))
+    for column in ("estimate", "std_error"):
+        np.testing.assert_allclose(one.table()[column], other.table()[column], rtol=1e-8, atol=1e-12)
+
+
+def test_fits_are_those_of_indicator_columns() -> None:
+    data = frames()
+    asked = study(SLOPES)
+    finished, tables = finish(asked, data)
+    assert not asked.has_silo_columns
+    details = targeted(finished).details
+    assert isinstance(details, TimeDetails)
+    (model,) = details.nuisances["hazard"]
+    assert isinstance(model, FittedGLM)
+    assert model.own is not None
+    rows = pd.concat(data.values())
+    long = []
+    for row in rows.itertuples():
+        last = min(int(row.t) + 1, PERIODS)
+        if row.status == "0" and row.t < PERIODS:
+            last = int(row.t) + 1  # at risk in the period of censoring
+        for period in range(1, last + 1):
+            long.append(
+                (row.arm, row.z, period, row.x, row.site, float(row.status == "1" and period == last))
+            )
+    frame = pd.DataFrame(long, columns=["arm", "z", "period", "x", "site", "y"])
+    silos = np.stack([frame["site"] == name for name in SILOS]).astype(float)
+    common = [frame[name].to_numpy(float) for name in ("arm", "z", "period")]
+    X = np.stack([*common, *silos, *(silos * frame["x"].to_numpy())])
+    beta, y = np.zeros(len(X)), frame["y"].to_numpy()
+    for _ in range(40):
+        mu = expit(beta @ X)
+        beta += np.linalg.solve((X * mu * (1 - mu)) @ X.T, X @ (y - mu))
+    np.testing.assert_allclose(model.coefficients[2:], beta[:3], rtol=1e-9, atol=1e-10)
+    view = OwnCoefficients(blocks=tuple(own_blocks((model,))))
+    shown = view.of(pooled_rows(asked, tables))
+    assert isinstance(shown, Table)
+    codes = shown.factors[SILO].codes
+    own = [[shown.numeric[name][np.argmax(codes == m)] for m in range(4)] for name in model.own.names]
+    np.testing.assert_allclose(np.ravel(own), beta[3:], rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("algorithm", [NEWTON, ft.Coded()], ids=["exact", "coded"])
+def test_masked_is_open_byte_for_byte(name: str, algorithm: Any, planned: Watched) -> None:
+    options: dict[str, Any] = {"algorithm": algorithm, "diagnostics": False}
+    same_bytes(planned, lambda how: study(MODELS[name], aggregation=how, **options), frames())
+
+
+@pytest.mark.parametrize("sums", ["rounded", "exact"])
+@pytest.mark.parametrize("name", MODELS)
+def test_no_total_says_which_silo_has_which_rows(name: str, sums: str) -> None:
+    """If two silos exchange all their rows, every broadcast of a masked study stays the same."""
+    data = frames()
+    exchanged = {**data, "south": data["east"], "east": data["south"]}
+    options: dict[str, Any] = {"aggregation": "masked", "diagnostics": False, "sums": sums}
+    assert totals_of(study(MODELS[name], **options), data) == totals_of(
+        study(MODELS[name], **options), exchanged
+    )
