@@ -15,10 +15,8 @@ import numpy as np
 import pytest
 from tools.document import api
 from tools.document.__main__ import with_part
-from typer.testing import CliRunner
 
 import fedtmle as ft
-from fedtmle.cli import app
 from fedtmle.errors import InputError
 from fedtmle.report import series
 from fedtmle.report.page import render as page
@@ -28,6 +26,7 @@ from fedtmle.studyfile.template import study_text, write_template
 from fedtmle.targets.effects import estimands
 from fedtmle.targets.effects.components import AbstractPopulation, InArm
 from fedtmle.text.result import render
+from tests.command import called
 from tests.effects.studies import NEWTON, VARIABLES, Columns, cut, population
 from tests.estimands import example, names
 
@@ -197,19 +196,13 @@ def write(folder: Path, text: str = STUDY) -> Path:
     return folder / "study.toml"
 
 
-def called(*arguments: Any) -> str:
-    done = CliRunner().invoke(app, list(map(str, arguments)))
-    assert done.exit_code == 0, done.output
-    return done.output
-
-
 def test_one_line_registers_an_estimand_everywhere(
     tmp_path: Path, registered: type[ft.AbstractEffect]
 ) -> None:
     study = write(tmp_path)
     question = "By what factor does a (1 against 0) change the mean of y among the treated?"
     assert read_study(study).study.target == registered(outcome="y", treatment="a", arms=("0", "1"))
-    assert question in " ".join(called("validate", study).split())
+    assert question in called("validate", study)
     out, html = tmp_path / "result.json", tmp_path / "report.html"
     called("run", study, "--out", out)
     (row,) = ft.load(out).document["estimates"]
@@ -235,7 +228,7 @@ def test_one_line_registers_an_estimand_everywhere(
     assert "| a ratio of means among the treated | `RTT` |" in with_part("docs/statistician.md")
     described = json.loads(called("preflight", study, "--json"))
     assert [count["count"] for count in described["arm_counts"]] == ft.load(out).document["arm_counts"]
-    assert question in " ".join(called("risk", study, "--silo", "one", "--attribute", "y").split())
+    assert question in called("risk", study, "--silo", "one", "--attribute", "y")
     called("init", tmp_path / "new", "--all-keys")
     assert "RTT" in (tmp_path / "new" / "study.toml").read_text(encoding="utf-8")
 

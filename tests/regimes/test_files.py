@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import matplotlib as mpl
 import numpy as np
 import pandas as pd
 import pytest
-from typer.testing import CliRunner
 
 import fedtmle as ft
-from fedtmle.cli import app
+from tests.command import called
 from tests.regimes.law import RULES, draw
 
 mpl.use("Agg")
@@ -79,12 +77,6 @@ def write(
         text = text.replace(old, new)
     (folder / "study.toml").write_text(text)
     return folder / "study.toml"
-
-
-def called(*arguments: Any, code: int = 0) -> str:
-    done = CliRunner().invoke(app, list(map(str, arguments)))
-    assert done.exit_code == code, done.output
-    return " ".join(done.output.split())
 
 
 @pytest.mark.parametrize("survival", [False, True])

@@ -12,10 +12,8 @@ import numpy as np
 import pandas as pd
 import pytest
 from scipy import stats
-from typer.testing import CliRunner
 
 import fedtmle as ft
-from fedtmle.cli import app
 from fedtmle.data import load_all
 from fedtmle.errors import InputError
 from fedtmle.model.table import Table
@@ -33,6 +31,7 @@ from fedtmle.studyfile.file import study_plan
 from fedtmle.studyfile.schema import schema_of
 from fedtmle.text.result import render
 from tests.attacks.honest import run_advised, run_honest
+from tests.command import called
 from tests.regimes.imputed import cut, draw, holed, study
 from tests.time.test_imputed import rubin
 
@@ -296,12 +295,6 @@ s1 = "s1.toml"
 """
     )
     return folder / "study.toml"
-
-
-def called(*arguments: Any, code: int = 0) -> str:
-    done = CliRunner().invoke(app, list(map(str, arguments)))
-    assert done.exit_code == code, done.output
-    return " ".join(done.output.split())
 
 
 def test_every_command_and_long_input(tmp_path: Path) -> None:

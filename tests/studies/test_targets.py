@@ -10,14 +10,11 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 import fedtmle as ft
-from fedtmle.cli import app
 from fedtmle.errors import InputError, RefusedError
 from fedtmle.protocol import plan as module
 from fedtmle.protocol.plan import Provenance, provenance
@@ -29,6 +26,7 @@ from fedtmle.studies.home import _passed, check_target, examine_target, open_par
 from fedtmle.studyfile.file import StudyFileErrors, file_plan, read_study
 from fedtmle.studyfile.schema import schema_of
 from fedtmle.targets.residuals import installed_target
+from tests.command import invoke
 
 SOURCE = '''
 """The mean of a bounded outcome, as a target of its own."""
@@ -126,16 +124,12 @@ def pooled(folder: Path) -> np.ndarray:
     return np.concatenate([np.loadtxt(folder / f"{n}.csv", skiprows=1) for n in ("north", "south")])
 
 
-def run(*words: str | Path) -> Any:
-    return CliRunner().invoke(app, list(map(str, words)))
-
-
 def test_a_study_file_names_a_target_of_another_distribution(site: Path, tmp_path: Path) -> None:
     install(site)
     assert installed_target("PlainMean") is not None
     path = study_file(tmp_path, key="guess = 0.25")
     saved, page = tmp_path / "result.json", tmp_path / "page.html"
-    done = run("run", path, "--out", saved, "--report", page, "--quiet")
+    done = invoke("run", path, "--out", saved, "--report", page, "--quiet")
     assert done.exit_code == 0, done.output
     document = json.loads(saved.read_text())
     y = pooled(tmp_path)
@@ -146,25 +140,25 @@ def test_a_study_file_names_a_target_of_another_distribution(site: Path, tmp_pat
     assert (brought["distribution"], brought["version"], len(brought["digest"])) == ("plain-mean", "1.2", 64)
     assert document["study"]["target"]["guess"] == 0.25
     assert "comes from the package plain-mean 1.2" in page.read_text(encoding="utf-8")
-    shown = run("show", saved) if "show" in run("--help").output else run("run", path)
+    shown = invoke("show", saved) if "show" in invoke("--help").output else invoke("run", path)
     assert "PlainMean of plain-mean 1.2" in shown.output
 
 
 def test_every_command_of_a_study_knows_it(site: Path, tmp_path: Path) -> None:
     install(site)
     path = study_file(tmp_path)
-    checked = run("validate", path)
+    checked = invoke("validate", path)
     assert checked.exit_code == 0, checked.output
     assert "What is the mean of y?" in checked.output
-    assert run("preflight", path).exit_code == 0
+    assert invoke("preflight", path).exit_code == 0
     for command in ("preview", "approve"):
-        shown = run(
+        shown = invoke(
             "silo", command, path, "--silo", tmp_path / "north.toml", *["--yes"][: command == "approve"]
         )
         assert shown.exit_code == 0, shown.output
         words = " ".join(shown.output.split())
         assert "It runs code of another distribution here: PlainMean of plain-mean 1.2, files" in words
-    audited = run("risk", path, "--silo", "north", "--json")
+    audited = invoke("risk", path, "--silo", "north", "--json")
     assert audited.exit_code == 0, audited.output
     found = json.loads(audited.output)
     assert found["findings"][0]["column"] == "y"
@@ -187,16 +181,16 @@ def test_a_silo_allows_targets_by_distribution(
 ) -> None:
     install(site)
     path = study_file(tmp_path, allow=allow)
-    done = run("run", path, "--quiet")
+    done = invoke("run", path, "--quiet")
     if is_allowed:
         assert done.exit_code == 0, done.output
         return
     assert done.exit_code == 4, done.output
     assert "does not allow the distribution that brings the plan's target" in done.output
-    checked = run("validate", path)
+    checked = invoke("validate", path)
     assert checked.exit_code == 1
     assert 'write allow_targets = ["plain-mean"] in [policy]' in " ".join(checked.output.split())
-    shown = run("silo", "preview", path, "--silo", tmp_path / "north.toml")
+    shown = invoke("silo", "preview", path, "--silo", tmp_path / "north.toml")
     assert "by its key allow_targets" in " ".join(shown.output.split())
 
 
@@ -227,7 +221,7 @@ def test_a_target_that_lies_is_refused_before_the_first_answer(
     """The silo runs `check_problem` on rows drawn from the dictionary; its own rows are not read for it."""
     install(site, f"{SOURCE.replace('MEAN', 'Lying')}\n\nclass Lying(ft.Mean):\n{BROKEN[lie]}")
     path = study_file(tmp_path)
-    done = run("run", path, "--quiet")
+    done = invoke("run", path, "--quiet")
     assert done.exit_code == 3, done.output
     assert "FAILED" in done.output or "could not be run on synthetic rows" in done.output
     answered: list[object] = []
@@ -280,7 +274,7 @@ def test_the_plan_holds_the_digest_of_the_installed_files(site: Path, tmp_path: 
 def test_an_installed_file_that_was_changed_stops_the_study(site: Path, tmp_path: Path) -> None:
     file = install(site)
     file.write_text(file.read_text() + "\n# changed\n")
-    done = run("run", study_file(tmp_path), "--quiet")
+    done = invoke("run", study_file(tmp_path), "--quiet")
     assert done.exit_code == 1
     words = " ".join(done.output.split())
     assert "plain-mean 1.2: the file plain_mean/__init__.py is not the one that was installed" in words

@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 import fedtmle as ft
-from fedtmle.cli import app
 from fedtmle.report import page
+from tests.command import invoke
 from tests.effects import longhand
 from tests.effects.studies import expit
 from tests.studies.test_silo_variable import HOSPITALS, hospitals
@@ -61,14 +61,10 @@ def write(
     return path
 
 
-def command(*words: object) -> Result:
-    return CliRunner().invoke(app, list(map(str, words)))
-
-
 def run(path: Path) -> tuple[Result, dict[str, Any]]:
     """`fedtmle run`, and the result's document."""
     out = path.with_name("result.json")
-    ran = command("run", path, "--quiet", "--out", out)
+    ran = invoke("run", path, "--quiet", "--out", out)
     return ran, json.loads(out.read_text()) if out.exists() else {}
 
 
@@ -86,7 +82,7 @@ def test_1_hospitals_that_differ_and_no_effect_at_any(tmp_path: Path) -> None:
     frames = {name: frame.drop(columns="site") for name, frame in hospitals(600).items()}
     variables = {**BINARY, "age": '{kind = "number", range = [-6, 6]}'}
     path = write(tmp_path, frames, variables, outcome="a + age", treatment="age")
-    for said in (command("validate", path).output, command("preflight", path).output):
+    for said in (invoke("validate", path).output, invoke("preflight", path).output):
         assert "differ between silos beyond what the models explain" in words(said)
     ran, document = run(path)
     assert document["estimates"][0]["estimate"] > 0.1  # what the models ask for, and wrong
@@ -105,7 +101,7 @@ def test_1_hospitals_that_differ_and_no_effect_at_any(tmp_path: Path) -> None:
     )
     (row,) = run(mended)[1]["estimates"]
     assert row["conf_low"] < 0 < row["conf_high"]
-    assert "between silos" not in command("validate", mended).output
+    assert "between silos" not in invoke("validate", mended).output
 
 
 def test_2_half_of_the_scores_truncated(tmp_path: Path) -> None:
@@ -162,7 +158,7 @@ def test_3_labels_and_units_that_differ_between_sites(tmp_path: Path) -> None:
         frames[name].to_parquet(tmp_path / f"{name}.parquet")
         silo = tmp_path / f"{name}.toml"
         silo.write_text(silo.read_text().replace(".csv", ".parquet"))
-    checked = command("validate", path)
+    checked = invoke("validate", path)
     assert checked.exit_code != 0
     said = words(checked.output)
     for expected in (
@@ -186,7 +182,7 @@ def test_3_labels_and_units_that_differ_between_sites(tmp_path: Path) -> None:
     for name, lines in mended.items():
         silo = tmp_path / f"{name}.toml"
         silo.write_text(f"{silo.read_text()}[columns]\n{lines}\n")
-    assert words(command("validate", path).output).endswith("No defects found.")
+    assert words(invoke("validate", path).output).endswith("No defects found.")
 
 
 def test_4_a_binary_outcome(tmp_path: Path) -> None:
@@ -222,7 +218,7 @@ def test_4_a_binary_outcome(tmp_path: Path) -> None:
     spread = np.sqrt(np.array([-1, 1]) @ means.covariance @ np.array([-1, 1]))
     assert row["std_error"] == pytest.approx(spread, rel=1e-4)
     path.write_text(path.read_text().replace('y = {kind = "binary"}\n', ""))
-    refused = command("run", path, "--quiet")
+    refused = invoke("run", path, "--quiet")
     assert refused.exit_code != 0
     assert "'y'" in refused.output
     assert "[variables]" in refused.output
@@ -237,7 +233,7 @@ def test_5_a_covariate_with_missing_values(tmp_path: Path) -> None:
     seen = np.where(rng.random(1200) < expit(-1.4 + 0.4 * y), np.nan, x)
     frames = split({"x": seen, "a": a, "y": y}, 3)
     variables = {**BINARY, "y": '{kind = "number", range = [-12, 12]}', "x": NUMBER}
-    refused = command("validate", write(tmp_path, frames, variables))
+    refused = invoke("validate", write(tmp_path, frames, variables))
     assert refused.exit_code != 0
     assert "column 'x'" in words(refused.output)
     assert 'missing = "impute"' in words(refused.output)
@@ -313,10 +309,10 @@ def test_8_what_would_stop_the_run_is_found_before_it(tmp_path: Path) -> None:
         ),
     }.items():
         path = write(tmp_path / name, frames, variables, outcome="a + x + C(ward)")
-        checked = command("validate", path)
+        checked = invoke("validate", path)
         assert checked.exit_code != 0, name
         assert expected in words(checked.output), name
-        assert command("run", path, "--quiet").exit_code != 0, name
+        assert invoke("run", path, "--quiet").exit_code != 0, name
     frames = {name: frame(120) for name in ("north", "south", "west")}
     path = write(
         tmp_path, frames, variables, policies={"west": "min_rows = 5000"}, options='on_refusal = "go on"'

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 import fedtmle as ft
-from fedtmle.cli import app
 from fedtmle.errors import InputError
 from fedtmle.studyfile.file import read_study
 from fedtmle.targets.residuals import installed_target
 from fedtmle_paper.benchmark import gaussian_mixture
 from fedtmle_paper.optimal_transport import OptimalTransport
 from fedtmle_paper.target import TransportOffsets
+from tests.command import invoke
 
 pytestmark = pytest.mark.skipif(
     installed_target("TransportOffsets") is None, reason="fedtmle-paper was installed before: run `make`"
@@ -61,13 +59,9 @@ c = "c.toml"
     return folder / "study.toml"
 
 
-def run(*words: object) -> Any:
-    return CliRunner().invoke(app, [str(word) for word in words])
-
-
 def test_a_study_file_gives_the_offsets_of_the_problem_solved_directly(tmp_path: Path) -> None:
     path, saved = write(tmp_path), tmp_path / "result.json"
-    done = run("run", path, "--out", saved, "--report", tmp_path / "page.html", "--quiet")
+    done = invoke("run", path, "--out", saved, "--report", tmp_path / "page.html", "--quiet")
     assert done.exit_code == 0, done.output
     document = json.loads(saved.read_text())
     rows, problem = mixture(600, 2), OptimalTransport()
@@ -86,14 +80,14 @@ def test_a_study_file_gives_the_offsets_of_the_problem_solved_directly(tmp_path:
 
 def test_the_owner_can_audit_preview_and_refuse_it(tmp_path: Path) -> None:
     path = write(tmp_path)
-    shown = run("silo", "preview", path, "--silo", tmp_path / "a.toml")
+    shown = invoke("silo", "preview", path, "--silo", tmp_path / "a.toml")
     assert shown.exit_code == 0, shown.output
     assert "TransportOffsets of fedtmle-paper" in " ".join(shown.output.split())
-    audited = run("risk", path, "--silo", "a", "--attribute", "u", "--attribute", "v", "--json")
+    audited = invoke("risk", path, "--silo", "a", "--attribute", "u", "--attribute", "v", "--json")
     assert audited.exit_code == 0, audited.output
     assert {finding["column"] for finding in json.loads(audited.output)["findings"]} == {"u", "v"}
     write(tmp_path, allow="[]")
-    assert run("run", path, "--quiet").exit_code == 4
+    assert invoke("run", path, "--quiet").exit_code == 4
 
 
 def test_arguments_are_checked() -> None:
@@ -117,6 +111,6 @@ def test_deployed_it_has_the_bytes_of_the_embedded_run(tmp_path: Path) -> None:
     file = read_study(path)
     with local_deployment(tmp_path / "consortium", file):
         approve_everywhere(file)
-        done = run("run", path, "--on", tmp_path / "consortium", "--out", saved, "--quiet")
+        done = invoke("run", path, "--on", tmp_path / "consortium", "--out", saved, "--quiet")
         assert done.exit_code == 0, done.output
     assert json.loads(saved.read_text()) == json.loads(ft.run(file.study, dict(file.silos)).to_json())

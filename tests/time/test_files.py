@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import matplotlib as mpl
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 import fedtmle as ft
-from fedtmle.cli import app
+from tests.command import called
 from tests.time.law import Law
 from tests.time.studies import colon, split
 
@@ -55,12 +53,6 @@ def write(folder: Path, kind: str = "RiskDifference", horizons: str = "[2, 4]") 
         (folder / f"{name}.toml").write_text(f'[silo]\nname = "{name}"\n[data]\npath = "{name}.csv"\n')
     (folder / "study.toml").write_text(STUDY.format(kind=kind, horizons=horizons))
     return folder / "study.toml"
-
-
-def called(*arguments: Any, code: int = 0) -> str:
-    done = CliRunner().invoke(app, list(map(str, arguments)))
-    assert done.exit_code == code, done.output
-    return " ".join(done.output.split())
 
 
 def test_every_command(tmp_path: Path) -> None:

@@ -12,10 +12,8 @@ import numpy as np
 import pandas as pd
 import pytest
 from scipy import stats
-from typer.testing import CliRunner
 
 import fedtmle as ft
-from fedtmle.cli import app
 from fedtmle.data import load_all
 from fedtmle.errors import InputError
 from fedtmle.model.table import Table
@@ -34,6 +32,7 @@ from fedtmle.studyfile.schema import schema_of
 from fedtmle.text.result import render
 from tests.attacks.honest import run_advised, run_honest
 from tests.attacks.refusals import masked
+from tests.command import called
 from tests.time.imputed import cut, draw, study
 from tests.time.law import Law
 from tests.time.law import study as of_law
@@ -348,12 +347,6 @@ def write(folder: Path, *, stream: bool = False) -> Path:
         (folder / f"{name}.toml").write_text(text)
     (folder / "study.toml").write_text(FILE)
     return folder / "study.toml"
-
-
-def called(*arguments: Any, code: int = 0) -> str:
-    done = CliRunner().invoke(app, list(map(str, arguments)))
-    assert done.exit_code == code, done.output
-    return " ".join(done.output.split())
 
 
 def test_every_command(tmp_path: Path) -> None:

@@ -6,22 +6,16 @@ import json
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 import fedtmle as ft
-from fedtmle.cli import app
 from fedtmle.errors import InputError
 from fedtmle.trials import Cdm, TargetTrial, read_cohort
 from fedtmle.trials.cohort import read_counts, write_counts
+from tests.command import invoke
 from tests.trials.test_compile import BASE, TRIALS
 from tests.trials.test_eunomia import SILOS, STRICTER, in_duckdb, write
-
-
-def run(*arguments: str | Path) -> Any:
-    return CliRunner().invoke(app, list(map(str, arguments)))
 
 
 @pytest.fixture
@@ -100,25 +94,25 @@ def test_owners_write_and_the_coordinator_adds_the_trial(eunomia: Path, tmp_path
         (own / "trial.toml").write_text(f"{STRICTER}\n[silos]\n{paths}\n", encoding="utf-8")
         cdm = f'[cdm]\ndatabase = "{eunomia}"\npart = [{index}, 4]\n'
         (own / f"{name}.toml").write_text(f'[silo]\nname = "{name}"\n{cdm}', encoding="utf-8")
-        done = run("emulate", own / "trial.toml", "--silo", name, "--write", own / "study")
+        done = invoke("emulate", own / "trial.toml", "--silo", name, "--write", own / "study")
         assert done.exit_code == 0, done.output
         texts.add((own / "study" / "study.toml").read_text())
         for path in (own / "study").iterdir():
             (together / path.name).write_bytes(path.read_bytes())
     assert len(texts) == 1
     result = tmp_path / "result.json"
-    assert run("run", together / "study.toml", "--out", result, "--quiet").exit_code == 0
+    assert invoke("run", together / "study.toml", "--out", result, "--quiet").exit_code == 0
     trial, page, whole = together / "trial.toml", tmp_path / "report.html", tmp_path / "whole.json"
     trial.write_text((tmp_path / "north" / "trial.toml").read_text(), encoding="utf-8")
     for name in SILOS:
         (together / f"{name}.toml").unlink()  # the coordinator has none of them
     counts = [word for name in SILOS[:3] for word in ("--counts", together / f"{name}.counts.json")]
-    done = run("emulate", trial, "--result", result, *counts, "--report", page, "--out", whole)
+    done = invoke("emulate", trial, "--result", result, *counts, "--report", page, "--out", whole)
     assert done.exit_code == 0, done.output
     assert "Without the counts of west." in done.output
     assert "Without the counts of west" in page.read_text(encoding="utf-8")
     # It is the result of the trial emulated in one process, but for what the fourth owner has not sent.
-    here = run("emulate", write(tmp_path, STRICTER, in_duckdb(eunomia)).path, "--json")
+    here = invoke("emulate", write(tmp_path, STRICTER, in_duckdb(eunomia)).path, "--json")
     assert here.exit_code == 0, here.output
     embedded, deployed = json.loads(here.output), json.loads(whole.read_text(encoding="utf-8"))
     shown = embedded["emulation"]
@@ -126,10 +120,10 @@ def test_owners_write_and_the_coordinator_adds_the_trial(eunomia: Path, tmp_path
     assert deployed["emulation"] == {**shown, "not_shared": ["west"]}
     assert deployed == {**embedded, "emulation": deployed["emulation"]}
     # Without any counts, and with a result of another trial.
-    bare = run("emulate", trial, "--result", result)
+    bare = invoke("emulate", trial, "--result", result)
     assert "No silo has shared its counts." in bare.output
     trial.write_text(trial.read_text().replace("192671", "192670"), encoding="utf-8")
-    refused = run("emulate", trial, "--result", result)
+    refused = invoke("emulate", trial, "--result", result)
     assert refused.exit_code == 1
     assert "not a result of the trial's study" in refused.output
 
@@ -144,6 +138,6 @@ def test_owners_write_and_the_coordinator_adds_the_trial(eunomia: Path, tmp_path
     ],
 )
 def test_options_that_do_not_go_together(tmp_path: Path, options: tuple[str, ...], message: str) -> None:
-    done = run("emulate", tmp_path / "trial.toml", *options)
+    done = invoke("emulate", tmp_path / "trial.toml", *options)
     assert done.exit_code == 2
     assert message in " ".join(done.output.replace("\N{BOX DRAWINGS LIGHT VERTICAL}", " ").split())

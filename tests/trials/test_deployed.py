@@ -8,21 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 import fedtmle as ft
-from fedtmle.cli import app
 from fedtmle.deploy.demo import local_deployment
 from fedtmle.studyfile.file import StudyFile, read_study
+from tests.command import invoke
 from tests.databases.server import missing_programs
 from tests.trials.test_eunomia import SILOS, TRIAL
 from tests.trials.test_time import TIMED
 
 pytest.importorskip("nvflare")
-
-
-def run(*arguments: str | Path) -> Any:
-    return CliRunner().invoke(app, list(map(str, arguments)))
 
 
 def owner(folder: Path, name: str, cdm: str, text: str) -> Path:
@@ -31,9 +26,9 @@ def owner(folder: Path, name: str, cdm: str, text: str) -> Path:
     paths = "\n".join(f'{silo} = "{silo}.toml"' for silo in SILOS)
     (folder / "trial.toml").write_text(f"{text}\n[silos]\n{paths}\n", encoding="utf-8")
     (folder / f"{name}.toml").write_text(f'[silo]\nname = "{name}"\n\n[cdm]\n{cdm}\n', encoding="utf-8")
-    shown = run("emulate", folder / "trial.toml", "--silo", name, "--sql")
+    shown = invoke("emulate", folder / "trial.toml", "--silo", name, "--sql")
     assert shown.exit_code == 0, shown.output
-    done = run("emulate", folder / "trial.toml", "--silo", name, "--write", folder / "study")
+    done = invoke("emulate", folder / "trial.toml", "--silo", name, "--write", folder / "study")
     assert done.exit_code == 0, done.output
     return folder / "study" / f"{name}.toml"
 
@@ -67,11 +62,13 @@ def test_a_deployed_emulation_has_the_bytes_of_the_embedded_one(
     with local_deployment(consortium, StudyFile(path=study.path, study=study.study, silos=files)):
         for name, file in files.items():
             for command in (["preview"], ["approve", "--yes"]):
-                done = run("silo", *command, tmp_path / name / "study" / "study.toml", "--silo", file)
+                done = invoke("silo", *command, tmp_path / name / "study" / "study.toml", "--silo", file)
                 assert done.exit_code == 0, done.output
-        done = run("emulate", trial, "--on", consortium, *counts, "--out", saved, "--report", page, "--quiet")
+        done = invoke(
+            "emulate", trial, "--on", consortium, *counts, "--out", saved, "--report", page, "--quiet"
+        )
         assert done.exit_code == 0, done.output
-        again = run("emulate", trial, "--on", consortium)
+        again = invoke("emulate", trial, "--on", consortium)
         assert again.exit_code == 1
         assert "this plan was run already" in again.output
     embedded = ft.emulate(
