@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from fedtmle.studyfile.file import StudyFileErrors, read_study
 from fedtmle.studyfile.toml import DEEPEST, too_deep
+from fedtmle.trials.file import read_trial
 
 
 @pytest.mark.parametrize(
@@ -64,10 +66,11 @@ def test_a_text_is_deep_if_and_only_if_the_parser_nests_it(decoy: str, parts: li
     assert (too_deep(text) is not None) is is_deep
 
 
-def test_a_hostile_key_is_refused_at_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("read", [read_study, read_trial])
+def test_a_hostile_key_is_refused_at_once(tmp_path: Path, read: Callable[[Path], object]) -> None:
     path = tmp_path / "study.toml"
     path.write_text("a" + ".a" * 32_000 + " = 1\n")
     began = time.monotonic()
     with pytest.raises(StudyFileErrors, match="nested more than 16 levels"):
-        read_study(path)
+        read(path)
     assert time.monotonic() - began < 1.0

@@ -103,14 +103,20 @@ def read_study(path: str | Path, *, samples: bool = True) -> StudyFile:
     'sbp_12'
     """
     path = Path(path)
+    text, document = read_toml(path)
+    return _StudyReader(path, text, document, samples=samples).file()
+
+
+def read_toml(path: Path) -> tuple[str, dict[str, Toml]]:
+    """Return the text and the content of a study's or a trial's file; raise `StudyFileErrors` if not TOML."""
     line, text = None, ""
     try:
         text = path.read_text(encoding="utf-8")
         line = too_deep(text)
-        if line is not None:  # tomllib takes minutes and gigabytes to parse a key of a thousand parts
-            message = f"a key or value is nested more than {DEEPEST} levels deep"
-            raise StudyFileErrors([Defect(file=str(path), line=line, message=message)])
-        return _StudyReader(path, text, tomllib.loads(text), samples=samples).file()
+        if line is None:
+            return text, tomllib.loads(text)
+        # tomllib takes minutes and gigabytes to parse a key of a thousand parts
+        message = f"a key or value is nested more than {DEEPEST} levels deep"
     except tomllib.TOMLDecodeError as error:
         at = re.search(r" \(at line (\d+), column \d+\)", str(error))
         line = int(at[1]) if at else len(text.splitlines())

@@ -6,8 +6,6 @@ Every defect is reported at once, with its file and line.
 from __future__ import annotations
 
 import math
-import re
-import tomllib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,7 +21,7 @@ from fedtmle.initial.superlearner import GradientBoostedTrees, Pilot
 from fedtmle.programs.study import NuisanceModel
 from fedtmle.protocol.policy import Policy
 from fedtmle.studyfile import keys, toml
-from fedtmle.studyfile.file import StudyFileErrors
+from fedtmle.studyfile.file import StudyFileErrors, read_toml
 from fedtmle.studyfile.toml import (
     COUNT,
     INTEGER,
@@ -152,23 +150,6 @@ def share_people(one: Cdm, other: Cdm) -> bool:
         return True
     (index, count), (other_index, other_count) = one.part, other.part
     return (index - other_index) % math.gcd(count, other_count) == 0
-
-
-def read_toml(path: Path) -> tuple[str, dict[str, Toml]]:
-    """Return a TOML file's text and content."""
-    line, text = None, ""
-    try:
-        text = path.read_text(encoding="utf-8")
-        return text, tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        at = re.search(r" \(at line (\d+), column \d+\)", str(error))
-        line = int(at[1]) if at else len(text.splitlines())
-        message = f"not TOML: {re.sub(r' [(]at .*[)]', '', str(error))}"
-    except FileNotFoundError:
-        message = "there is no such file"
-    except (OSError, UnicodeDecodeError):
-        message = "the file cannot be read; check its permissions and that it is UTF-8 text"
-    raise StudyFileErrors([Defect(file=str(path), line=line, message=message)])
 
 
 T = TypeVar("T")
