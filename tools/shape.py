@@ -1,7 +1,8 @@
 """Measures the shape of the shipped package: `python -m tools.shape`.
 
 Files and lines, files that one round and one small run walk through, uses of `Any`, class names used
-twice, and the abstract methods of a query.
+twice, and the abstract methods of a query. With `--lines` also the lines of each folder and of the modules
+that serve one capability alone, by kind of line; with `--files` the files that are walked through.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import ast
 import sys
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from types import FrameType
 
@@ -21,15 +23,93 @@ from fedtmle.runtime.session import RoundReport
 
 PACKAGE = Path(fedtmle.__file__).parent
 
+# Modules and folders that a study needs only if it uses the capability.
+CAPABILITIES = {
+    "time to an event, treatment over time": (
+        "targets/time targets/regimes targets/long.py programs/time.py programs/regimes.py "
+        "results/over_time.py"
+    ),
+    "deployment across machines": "deploy engine",
+    "emulated trials": "trials report/emulation.py",
+    "noise for differential privacy": (
+        "model/budget.py programs/noisy.py programs/noisy_fit.py targets/effects/noisy.py "
+        "studies/privacy_cost.py"
+    ),
+    "databases": "data/drivers.py data/sql.py data/database.py data/snapshot.py data/counted.py",
+    "few people behind a sum, earlier studies": (
+        "protocol/subjects.py model/leverage.py studies/memory.py text/assessment.py"
+    ),
+    "balance, overlap and sensitivity": (
+        "targets/effects/balance.py results/sensitivity.py report/clinical.py"
+    ),
+    "silos' own estimates, C(silo)": "programs/sites.py protocol/sites.py initial/own.py",
+    "models fitted by rounded sums": "programs/coded_fit.py programs/fitting.py protocol/regression.py",
+    "masks": "protocol/masks.py protocol/masked.py protocol/looks.py",
+    "missing covariates and imputation": "programs/missing.py programs/imputation.py",
+    "targets of other packages": "programs/target.py targets/residuals.py",
+}
+
 
 def files() -> list[Path]:
     """Return the modules of the shipped package."""
     return sorted(PACKAGE.rglob("*.py"))
 
 
-def lines() -> int:
-    """Return the lines of the shipped package."""
-    return sum(len(path.read_text(encoding="utf-8").splitlines()) for path in files())
+def lines(paths: Iterable[Path]) -> Counter[str]:
+    """Return how many lines of some modules are code, docstring, comment and blank."""
+    kinds: Counter[str] = Counter()
+    for path in paths:
+        text = path.read_text(encoding="utf-8")
+        tree = ast.parse(text)
+        documented = {line for node in ast.walk(tree) for line in _docstring(node)}
+        quoted = {line for node in ast.walk(tree) for line in _string(node)}
+        for number, line in enumerate(text.splitlines(), start=1):
+            bare = line.strip()
+            if number in documented:
+                kinds["docstring"] += 1
+            elif number in quoted or (bare and not bare.startswith("#")):
+                kinds["code"] += 1
+            else:
+                kinds["comment" if bare else "blank"] += 1
+    return kinds
+
+
+def _docstring(node: ast.AST) -> range:
+    """Return the lines of a node's docstring."""
+    if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) or not ast.get_docstring(node):
+        return range(0)
+    return range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1)
+
+
+def _string(node: ast.AST) -> range:
+    """Return the lines of a text, which may look blank or like a comment."""
+    if not isinstance(node, ast.JoinedStr | ast.Constant) or not isinstance(getattr(node, "value", ""), str):
+        return range(0)
+    return range(node.lineno, (node.end_lineno or 0) + 1)
+
+
+def modules_of(capability: str) -> list[Path]:
+    """Return the modules that serve one capability alone."""
+    places = [PACKAGE / place for place in CAPABILITIES[capability].split()]
+    return [path for path in files() if any(path.is_relative_to(place) for place in places)]
+
+
+def _write_lines() -> None:
+    """Print the lines by folder and by capability."""
+    folders: dict[str, list[Path]] = {}
+    for path in files():
+        folders.setdefault(path.relative_to(PACKAGE).parts[0], []).append(path)
+    parts = {name: paths for name, paths in folders.items() if not name.endswith(".py")}
+    parts["(no folder)"] = [path for name, paths in folders.items() if name.endswith(".py") for path in paths]
+    parts |= {name: modules_of(name) for name in CAPABILITIES}
+    parts["all else"] = sorted({*files()} - {path for name in CAPABILITIES for path in modules_of(name)})
+    parts["all"] = files()
+    kinds = ("code", "docstring", "comment", "blank")
+    sys.stdout.write(f"\n{'':42} files  lines{''.join(f'{kind:>10}' for kind in kinds)}\n")
+    for name, paths in parts.items():
+        found = lines(paths)
+        cells = "".join(f"{found[kind]:>10}" for kind in kinds)
+        sys.stdout.write(f"{name:42} {len(paths):5} {found.total():6}{cells}\n")
 
 
 def uses_of_any() -> int:
@@ -122,7 +202,7 @@ def main() -> None:
     repeated = repeated_class_names()
     rows: list[tuple[str, object]] = [
         ("files", len(files())),
-        ("lines", lines()),
+        ("lines", lines(files()).total()),
         ("files in one round of targeting", len(round_)),
         ("files in ft.solve(Mean, Coded)", len(small.seen)),
         ("uses of Any", uses_of_any()),
@@ -131,6 +211,8 @@ def main() -> None:
     ]
     for name, value in rows:
         sys.stdout.write(f"{name:36} {value}\n")
+    if "--lines" in sys.argv:
+        _write_lines()
     if "--files" in sys.argv:
         sys.stdout.write("round: " + " ".join(sorted(round_)) + "\n")
         sys.stdout.write("solve: " + " ".join(sorted(small.seen)) + "\n")

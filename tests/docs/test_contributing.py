@@ -51,7 +51,23 @@ def test_a_small_run_goes_through_few_files() -> None:
     assert len(walk.seen) <= 24, sorted(walk.seen)
 
 
+def test_the_capabilities_have_modules_of_their_own() -> None:
+    places = [place for listed in shape.CAPABILITIES.values() for place in listed.split()]
+    assert [place for place in places if not (shape.PACKAGE / place).exists()] == []
+    modules = [path for name in shape.CAPABILITIES for path in shape.modules_of(name)]
+    assert len(modules) == len(set(modules)) > 70
+
+
+def test_lines_are_counted_by_their_kind(tmp_path: Path) -> None:
+    path = tmp_path / "one.py"
+    path.write_text(
+        '"""Two lines,\n\n# of a docstring."""\n\nx = """\n# code\n"""  # code\n    # a comment\n'
+    )
+    assert shape.lines([path]) == {"docstring": 3, "blank": 1, "code": 3, "comment": 1}
+
+
 def test_the_shape_of_the_package() -> None:
+    assert len(shape.files()) <= 220
     assert shape.repeated_class_names() == []
     assert shape.uses_of_any() <= 140
     assert len(AbstractQuery.__abstractmethods__) <= 5
