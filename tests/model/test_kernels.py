@@ -110,6 +110,45 @@ def test_a_sum_is_the_sum_of_its_rounded_rows() -> None:
     assert whole == tuple(map(sum, zip(*single, strict=True)))
 
 
+@pytest.mark.parametrize("n", [CHUNK + 5, (1 << 17) + CHUNK + 77])  # each in a pass of its own; side by side
+def test_two_losses_side_by_side_have_the_sums_that_each_has_alone(n: int) -> None:
+    rows, columns = Rows(n), Rows(n, (False, True, False), dim=5)
+    eps = np.array([0.2, -0.1, 0.4, 0.0, -0.3])
+    asked = [(Family.LOGISTIC, rows, EPS, Part.GRADIENT), (Family.GAUSSIAN, columns, eps, EVERYTHING)]
+    want = tuple(each.sums(family, at, parts) for family, each, at, parts in asked)
+    queries = [
+        kernels.glm_query(kernels.glm_rows(family, each.X, *each.columns), at, parts, grid)
+        for family, each, at, parts in asked
+        for grid in [query_shifts(BOUND, at, parts)]
+    ]
+    for backend, threads in itertools.product(BACKENDS, (1, 2, 3)):
+        parallel.set_threads(threads)
+        with kernels.using_backend(backend):
+            assert kernels.glm_sums_of_two(*queries) == want
+            assert kernels.glm_sums_of_two(*queries[::-1]) == want[::-1]
+
+
+@pytest.mark.parametrize("spoiled", [0, 1])
+def test_a_row_beyond_its_bound_in_either_of_two_losses_is_counted(spoiled: int) -> None:
+    X = [np.full((1, (1 << 15) + 1), 0.5) for _ in range(2)]
+    X[spoiled][0, -1] = np.nan
+    first, second = (
+        kernels.glm_query(kernels.glm_rows(Family.LINEAR, x), np.zeros(1), Part.GRADIENT, (50,)) for x in X
+    )
+    for backend in BACKENDS:
+        with kernels.using_backend(backend), pytest.raises(ContributionError, match=r"^1 row"):
+            kernels.glm_sums_of_two(first, second)
+
+
+def test_two_losses_side_by_side_have_as_many_rows() -> None:
+    first, second = (
+        kernels.glm_query(kernels.glm_rows(Family.LINEAR, np.ones((1, n))), np.zeros(1), Part.GRADIENT, (50,))
+        for n in (5, 6)
+    )
+    with pytest.raises(InputError, match="second: expected 5 rows, not 6"):
+        kernels.glm_sums_of_two(first, second)
+
+
 def test_contributions_are_rounded_half_to_even() -> None:
     X = np.array([[0.5, 1.5, 2.5, -0.5, -1.5, 0.49999999999999994, 2.0**50, -(2.0**50)]])
     one = [

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from operator import add
-from typing import final
+from typing import NamedTuple, final
 
 import numpy as np
 
@@ -180,12 +180,20 @@ class GeneralisedLinear(AbstractRowsSubmodel):
         )
 
     def sums(self, eps: Array, parts: Part) -> Sums:
-        shifts = query_shifts(self.bound, eps, parts)
+        shifts = self.shifts(eps, parts)
         return Sums(self.units(eps, parts, shifts), shifts)
+
+    def shifts(self, eps: Array, parts: Part) -> tuple[int, ...]:
+        """Return the public grid of the sums."""
+        return query_shifts(self.bound, eps, parts)
 
     def units(self, eps: Array, parts: Part, shifts: tuple[int, ...]) -> tuple[int, ...]:
         """Return the sums in units of 2^-shifts[j]."""
         return kernels.glm_sums(self._rows, eps, parts, shifts)
+
+    def query(self, eps: Array, parts: Part, shifts: tuple[int, ...]) -> kernels.Query:
+        """Return what a pass over the rows sums."""
+        return kernels.glm_query(self._rows, eps, parts, shifts)
 
     @cached_property
     def _rows(self) -> kernels.Rows:
@@ -340,6 +348,34 @@ class StreamedLinear(AbstractSubmodel):
     def gram(self) -> Sums:
         """See `AbstractRowsSubmodel.gram`."""
         return reduce(add, self.table.map(lambda batch: self.design(batch).gram()))
+
+
+class SumsAt(NamedTuple):
+    """Parts of a submodel's loss at eps, to be summed."""
+
+    submodel: AbstractSubmodel
+    eps: Array
+    parts: Part
+
+
+def sums_of_two(one: SumsAt, two: SumsAt) -> tuple[Sums, Sums]:
+    """Return `AbstractSubmodel.sums` of two submodels of the same rows.
+
+    Models of a study share most of their columns, and to fetch these from memory takes about as long as to
+    compute with them. Generalised linear models are therefore summed in one pass.
+    """
+    first, second = one.submodel, two.submodel
+    if (
+        not isinstance(first, GeneralisedLinear)
+        or not isinstance(second, GeneralisedLinear)
+        or first.n_rows != second.n_rows
+    ):
+        return first.sums(one.eps, one.parts), second.sums(two.eps, two.parts)
+    shifts, others = first.shifts(one.eps, one.parts), second.shifts(two.eps, two.parts)
+    units, more = kernels.glm_sums_of_two(
+        first.query(one.eps, one.parts, shifts), second.query(two.eps, two.parts, others)
+    )
+    return Sums(units, shifts), Sums(more, others)
 
 
 def _largest_mean_hessian(family: Family, gram: Callable[[], Sums], n_rows: int, dim: int) -> Array:

@@ -69,6 +69,10 @@ class Local(Protocol):
         """Return the submodel of all rows, or of those in a pooled batch."""
         ...
 
+    def sums(self, asked: Sequence[Derivatives]) -> list[Sums]:
+        """Return the sums of derivatives of several models, in as few passes over the rows as it can."""
+        ...
+
     def normaliser(self, model: Model, law: Law) -> AbstractNormaliser: ...
 
     def moments(self, problem: Problem, law: Law) -> Sums: ...
@@ -278,6 +282,15 @@ class AbstractQuery(ABC, Generic[Answer, Pooled]):
     @abstractmethod
     def answer(self, local: Local) -> Answer:
         """Return this silo's answer, before its guard has examined it."""
+
+    @property
+    def derivatives(self) -> Derivatives | None:
+        """The sums that `answer_by` takes, if the answer is a function of derivatives of a model alone."""
+        return None
+
+    def answer_by(self, sums: Sums, n_rows: int) -> Answer:
+        """Return this silo's answer, given the sums of the `derivatives` over its rows."""
+        raise TypeError(f"{type(self).__name__} is not answered by the derivatives of a model alone")
 
     @abstractmethod
     def pool(self, answers: Mapping[str, Answer], sizes: Mapping[str, int]) -> Pooled:
@@ -666,7 +679,15 @@ class JointQuery(AbstractQuery[Parts, Parts]):
         return tuple(query.suppress(part, floor) for query, part in pairs)
 
     def answer(self, local: Local) -> Parts:
-        return tuple(query.answer(local) for query in self.queries)
+        """Return the members' answers; the models of several members are summed side by side."""
+        asked = {k: query.derivatives for k, query in enumerate(self.members)}
+        summed = {k: derivatives for k, derivatives in asked.items() if derivatives is not None}
+        sums = dict(zip(summed, local.sums(list(summed.values())), strict=True))
+        answers = (
+            query.answer_by(sums[k], local.n_rows) if k in sums else query.answer(local)
+            for k, query in enumerate(self.members)
+        )
+        return self.joined(tuple(answers))
 
     def residual(self, pooled: Parts) -> float | None:
         pairs = zip(self.queries, pooled, strict=True)

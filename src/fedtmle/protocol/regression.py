@@ -23,7 +23,7 @@ from typing import final
 
 import numpy as np
 
-from fedtmle.model.exact import congruence, multiply
+from fedtmle.model.exact import Sums, congruence, multiply
 from fedtmle.model.types import Array, Part, packed_size, unpack, upper_pairs
 from fedtmle.protocol.codes import AbstractCode, Declinable, Golomb, Integers, Triangle
 from fedtmle.protocol.lattice import divide
@@ -112,9 +112,17 @@ class _Rounded(AbstractTotals[Integers | None, Integers | None]):
     def pool(self, answers: Mapping[str, Integers | None], sizes: Mapping[str, int]) -> Integers | None:
         return None if None in answers.values() else add_up(self, answers, sizes)
 
+    @property
+    def derivatives(self) -> Derivatives:
+        return Derivatives(self.model, self.law, self.eps, self.part)
+
     def answer(self, local: Local) -> Integers:
-        sums = local.submodel(self.model, self.law).sums(self.eps, self.part).values(local.n_rows)
-        return tuple(int(z) for z in np.rint(np.ldexp(self.image(sums), -self.answer_exponent)))
+        (sums,) = local.sums([self.derivatives])
+        return self.answer_by(sums, local.n_rows)
+
+    def answer_by(self, sums: Sums, n_rows: int) -> Integers:
+        image = self.image(sums.values(n_rows))
+        return tuple(int(z) for z in np.rint(np.ldexp(image, -self.answer_exponent)))
 
     @property
     def lanes(self) -> tuple[Lane, ...]:
@@ -159,7 +167,7 @@ class _Rounded(AbstractTotals[Integers | None, Integers | None]):
         width = len(self.eps) if self.part is Part.GRADIENT else packed_size(len(self.eps))
         return RowMeans(
             label=f"rounded {'gradient' if self.part is Part.GRADIENT else 'curvature'} of a model",
-            terms=(Derivatives(self.model, self.law, self.eps, self.part),),
+            terms=(self.derivatives,),
             mix=np.stack([self.image(unit) for unit in np.eye(width)], axis=1),
             box=np.full(self.functionals, 2.0 ** (self.answer_exponent - 1)),
             sent=np.ldexp(np.array(answer, dtype=np.float64), self.answer_exponent),

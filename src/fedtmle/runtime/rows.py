@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
@@ -13,10 +13,10 @@ import numpy as np
 from fedtmle.errors import DataError
 from fedtmle.model.exact import Sums
 from fedtmle.model.problem import AbstractProblem, Estimate
-from fedtmle.model.submodel import AbstractNormaliser, AbstractSubmodel
+from fedtmle.model.submodel import AbstractNormaliser, AbstractSubmodel, SumsAt, sums_of_two
 from fedtmle.model.table import SILO, StreamedTable, Table, placed
 from fedtmle.model.types import Array, IntArray
-from fedtmle.protocol.query import Local, Model, Problem, Retirement, View
+from fedtmle.protocol.query import Derivatives, Local, Model, Problem, Retirement, View
 
 MOST_VIEWS = 32  # views kept at a time: more than the data sets that a study imputes
 Result = TypeVar("Result")
@@ -100,6 +100,17 @@ class LocalRows:
         if at.of_batch is None or at.of_batch[0] is not rows:
             at.of_batch = rows, at.submodel.take(rows)
         return at.of_batch[1]
+
+    def sums(self, asked: Sequence[Derivatives]) -> list[Sums]:
+        found: list[Sums] = []
+        for begin in range(0, len(asked), 2):
+            two = asked[begin : begin + 2]
+            points = (SumsAt(self.submodel(at.model, at.law, at.batch), at.eps, at.parts) for at in two)
+            if len(two) == 2 and self.n_rows * sum(at.model.dim for at in two) <= CACHED_NUMBERS:
+                found += sums_of_two(*points)
+            else:  # one submodel at a time
+                found += [point.submodel.sums(point.eps, point.parts) for point in points]
+        return found
 
     def normaliser(self, model: Model, law: object) -> AbstractNormaliser:
         return self._at(model, law).normaliser

@@ -230,6 +230,8 @@ class Backend(Protocol):
 
     def glm_chunks(self, query: Query) -> IntArray: ...
 
+    def glm_chunks_of_two(self, first: Query, second: Query) -> tuple[IntArray, IntArray]: ...
+
     def means(self, rows: Rows, eps: Array) -> Array: ...
 
     def add_multiple(self, total: Array, factor: float, values: Array) -> None: ...
@@ -347,15 +349,27 @@ def _elementwise(name: str, x: Real) -> Real:
     return cast(Real, result.reshape(np.shape(x)) if np.ndim(x) else result.item())
 
 
+def glm_query(rows: Rows, eps: Array, parts: Part, shifts: tuple[int, ...]) -> Query:
+    """What `glm_sums` sums, checked."""
+    places, grid = _grid(rows.dim, parts, shifts)
+    return Query(rows=rows, eps=_checked_eps(rows, eps), layout=places, grid=grid)
+
+
 def glm_sums(rows: Rows, eps: Array, parts: Part, shifts: tuple[int, ...]) -> tuple[int, ...]:
     """Exact sums over rows of w rho(offset + eps . X, y): its change from eps = 0, slope and curvature.
 
     Sum s is in units of 2^-shifts[s], in the order of `exact.query_shifts`. A row beyond 2^(50-shifts[s]),
     or not a number, is a `ContributionError`.
     """
-    places, grid = _grid(rows.dim, parts, shifts)
-    query = Query(rows=rows, eps=_checked_eps(rows, eps), layout=places, grid=grid)
-    return total(_module().glm_chunks(query))
+    return total(_module().glm_chunks(glm_query(rows, eps, parts, shifts)))
+
+
+def glm_sums_of_two(first: Query, second: Query) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """`glm_sums` of two losses of as many rows, chunk by chunk: columns that both have are read once."""
+    if first.rows.n_rows != second.rows.n_rows:
+        raise InputError(f"second: expected {first.rows.n_rows} rows, not {second.rows.n_rows}")
+    one, two = _module().glm_chunks_of_two(first, second)
+    return total(one), total(two)
 
 
 def glm_means(rows: Rows, eps: Array) -> Array:

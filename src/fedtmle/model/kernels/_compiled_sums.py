@@ -36,6 +36,7 @@ from fedtmle.model.types import Array, Bytes, Family, IntArray
 LIMIT = 2.0**GRID_BITS
 FINE = 2.0**FINE_BITS
 SERIAL_ROWS = 1 << 17  # with fewer, starting threads costs about as much as they save
+PAIRED_ROWS = 1 << 15  # with fewer, columns stay in the cache from one pass to the next
 GAUSSIAN, LOGISTIC, POISSON = int(Family.GAUSSIAN), int(Family.LOGISTIC), int(Family.POISSON)
 
 
@@ -428,6 +429,45 @@ def glm_chunks(query: Query) -> IntArray:
     if shared(work, query.n_chunks, serially=query.rows.n_rows < SERIAL_ROWS):
         return sums
     return _numpy.glm_chunks(query)  # some row is beyond its bound: the twin counts such rows and raises
+
+
+@jit
+def _chunks_of_two(
+    rows: Fields,
+    grid: Fields,
+    eps: Array,
+    sums: IntArray,
+    other_rows: Fields,
+    other_grid: Fields,
+    other_eps: Array,
+    other_sums: IntArray,
+    first_chunk: int,
+    last_chunk: int,
+) -> bool:
+    """`_chunks` of two losses by turns: a chunk of the columns is in the cache when the second reads it."""
+    everywhere = True
+    for chunk in range(first_chunk, last_chunk):
+        everywhere &= _chunks(rows, grid, eps, chunk, chunk + 1, sums)
+        everywhere &= _chunks(other_rows, other_grid, other_eps, chunk, chunk + 1, other_sums)
+    return everywhere
+
+
+def glm_chunks_of_two(first: Query, second: Query) -> tuple[IntArray, IntArray]:
+    """`glm_chunks` of two queries about as many rows."""
+    if first.rows.n_rows < PAIRED_ROWS:
+        return glm_chunks(first), glm_chunks(second)
+    sums = [np.zeros((query.n_chunks, query.layout.width), dtype=np.int64) for query in (first, second)]
+    one, two = (
+        (tuple(query.rows.compiled), tuple(query.grid), query.eps, own)
+        for query, own in zip((first, second), sums, strict=True)
+    )
+
+    def work(begin: int, end: int) -> bool:
+        return _chunks_of_two(*one, *two, begin, end)
+
+    if shared(work, first.n_chunks, serially=first.rows.n_rows < SERIAL_ROWS):
+        return sums[0], sums[1]
+    return _numpy.glm_chunks_of_two(first, second)  # it raises, as above
 
 
 # Exact sums of columns and of their products. The remainder of a row on the 50-bit grid

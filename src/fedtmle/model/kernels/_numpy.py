@@ -55,6 +55,11 @@ def glm_chunks(query: Query) -> IntArray:
     return sums
 
 
+def glm_chunks_of_two(first: Query, second: Query) -> tuple[IntArray, IntArray]:
+    """`glm_chunks` of two queries."""
+    return glm_chunks(first), glm_chunks(second)
+
+
 def means(rows: Rows, eps: Array) -> Array:
     """mu(offset + eps . X), shape (N,), one chunk of rows at a time."""
     result = np.empty(rows.n_rows)
