@@ -152,16 +152,21 @@ def test_weights_are_the_numerator_over_a_bounded_probability(backend: str) -> N
     p[:3] = 0.0, 0.1, np.nan
     for numerator in (np.array([0.7]), rng.uniform(0, 1, 300)):
         H, taken, below = np.empty(300), np.full(300, -1.0), np.empty(300, dtype=bool)
+        chance = np.full(300, 2.0)
         with kernels.using_backend(backend):
             kernels.weigh(numerator, p, 0.1, codes, 2, H, taken, below)
+            kernels.weigh(numerator, p, 0.1, codes, 1, H, np.empty(300), below, chance)
         want = numerator / np.maximum(p, 0.1)
         assert H.tobytes() == want.tobytes()
         assert taken.tobytes() == np.where(codes == 2, want, -1.0).tobytes()
         assert (below == (p < 0.1)).all()
+        assert chance.tobytes() == np.where(codes == 1, p, 2.0).tobytes()
     with pytest.raises(InputError, match="numerator"):
         kernels.weigh(np.ones(2), p, 0.1, codes, 2, H, taken, below)
     with pytest.raises(InputError, match="taken"):
         kernels.weigh(np.ones(1), p, 0.1, codes, 2, H, taken[:5], below)
+    with pytest.raises(InputError, match="chance"):
+        kernels.weigh(np.ones(1), p, 0.1, codes, 2, H, taken, below, chance[:5])
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

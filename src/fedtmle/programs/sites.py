@@ -81,36 +81,32 @@ class ModelDepartures(AbstractDepartures):
 
     def _of(self, table: AnyTable) -> tuple[tuple[float, float], ...]:
         if isinstance(table, Table):
-            total = self._sums(table, self.effect.rows(table))
+            total = self._sums(self.effect.rows(table))
         else:  # folds are drawn over all rows; a cluster is in one batch
-            total = reduce(add, table.map(lambda batch: self._sums(batch, self.preparation(batch))))
+            total = reduce(add, table.map(lambda batch: self._sums(self.preparation(batch))))
         values, count = total.values().tolist(), len(self.names)
         return tuple(zip(values[:count], values[count:], strict=True))
 
-    def _sums(self, table: Table, rows: EffectRows) -> Sums:
+    def _sums(self, rows: EffectRows) -> Sums:
         """Return the exact sums of the residuals over independent units, then those of their squares."""
         columns, count = self.preparation.columns, len(self.names)
         largest = columns.weight_ceiling * columns.largest_cluster * (1.0 + LINEAR_REACH)
         powers = [exponent(largest)] * count + [exponent(largest * largest)] * count
         terms = [*((k,) for k in range(count)), *((k, k) for k in range(count))]
-        fits = self.preparation.treatment_fits(table) if "treatment" in self.roles else []
 
-        def summed(place: slice) -> Sums:
-            units = [_by_cluster(rows, each) for each in self._residuals(fits, rows, place)]
+        def summed(piece: EffectRows) -> Sums:
+            units = [_by_cluster(piece, each) for each in self._residuals(piece)]
             return column_sums(units, powers, what="residual of a model", terms=terms)
 
-        whole = (slice(0, rows.n_rows),)  # clusters are not split
-        places = pieces(rows.n_rows) if rows.cluster is None else whole
-        return reduce(add, mapped(summed, places), zero_sums(column_shifts(powers)))
+        return reduce(add, mapped(summed, rows.blocks()), zero_sums(column_shifts(powers)))
 
-    def _residuals(self, fits: Sequence[Array], rows: EffectRows, place: slice) -> Iterator[Array]:
-        part = rows.part(place)
+    def _residuals(self, rows: EffectRows) -> Iterator[Array]:
         if "treatment" in self.roles:
-            g = arm_probabilities(fits, len(self.preparation.columns.arms), place)
+            g = arm_probabilities(rows.fits, len(self.preparation.columns.arms), slice(0, rows.n_rows))
             for code in range(1, len(g)):
-                yield product((part.arm == code) - g[code], part.weight)
+                yield product((rows.arm == code) - g[code], rows.weight)
         if "outcome" in self.roles:
-            yield product(part.y - part.factual(part.q), product(part.weight, part.observed))
+            yield product(rows.y - rows.factual(rows.q), product(rows.weight, rows.observed))
 
 
 def _by_cluster(rows: EffectRows, residual: Array) -> Array:

@@ -248,6 +248,7 @@ class Backend(Protocol):
         H: Array,
         taken: Array,
         below: Bools,
+        chance: Array,
     ) -> None: ...
 
     def bound(self, values: Array, low: float, high: float, bounded: Array, logits: Array) -> bool: ...
@@ -404,16 +405,21 @@ def weigh(
     H: Array,
     taken: Array,
     below: Bools,
+    chance: Array | None = None,
 ) -> None:
-    """Fill H = numerator / max(probability, floor), ``taken`` with H in the rows that have the code, and
-    ``below``, where the probability is less than the floor; shape (N,) each, or (1,) of a constant."""
+    """Fill H = numerator / max(probability, floor), ``below``, where the probability is less than the floor,
+    and in the rows that have the code ``taken`` with H and ``chance`` with the probability; shape (N,) each,
+    or (1,) of a constant."""
     numerators = _contiguous(numerator)
     if len(numerators) not in (1, len(H)):
         raise InputError(f"numerator: expected one value or {len(H)}, not {len(numerators)}")
     probabilities = _contiguous(np.broadcast_to(probability, H.shape))
-    if not codes.shape == taken.shape == below.shape == H.shape:
-        raise InputError("codes, taken, below: expected the shape of H")
-    _module().weigh(numerators, probabilities, floor, codes, code, H, taken, below)
+    if not codes.shape == taken.shape == below.shape == H.shape or (
+        chance is not None and chance.shape != H.shape
+    ):
+        raise InputError("codes, taken, below, chance: expected the shape of H")
+    filled = _ABSENT if chance is None else chance
+    _module().weigh(numerators, probabilities, floor, codes, code, H, taken, below, filled)
 
 
 def bound(values: Array, low: float, high: float, bounded: Array, logits: Array) -> bool:

@@ -166,8 +166,9 @@ def weigh(
     H: Array,
     taken: Array,
     below: Bools,
+    chance: Array,
 ) -> None:
-    """See `kernels.weigh`; a numerator of length 1 is that of every row."""
+    """See `kernels.weigh`; a numerator of length 1 is that of every row, and ``chance`` may be empty."""
     size = len(H)
     if len(numerator) == 1:
         constant = numerator[0]
@@ -180,6 +181,8 @@ def weigh(
         below[i] = probability[i] < floor
     for i in range(size):
         taken[i] = select(codes[i] == code, H[i], taken[i])
+    for i in range(len(chance)):
+        chance[i] = select(codes[i] == code, probability[i], chance[i])
 
 
 @jit

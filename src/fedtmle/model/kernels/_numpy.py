@@ -96,12 +96,15 @@ def weigh(
     H: Array,
     taken: Array,
     below: Bools,
+    chance: Array,
 ) -> None:
     """The weights of some rows in one arm."""
     with np.errstate(all="ignore"):
         np.less(probability, floor, out=below)
         np.divide(numerator, np.where(below, floor, probability), out=H)
         np.copyto(taken, H, where=codes == code)
+        if len(chance):
+            np.copyto(chance, probability, where=codes == code)
 
 
 def bound(values: Array, low: float, high: float, bounded: Array, logits: Array) -> bool:

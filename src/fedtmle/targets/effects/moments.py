@@ -77,6 +77,7 @@ class EffectRows:
     covariates: Array  # (components, N): H_r(A, W) Delta, the clever covariates at the arm that was taken
     denominators: Array  # (shown, N): g pi before truncation, of the arm that was taken, else 1
     spanned: IntArray | None = None  # (clusters,): the place among those that span silos, or -1
+    fits: tuple[Array, ...] = ()  # of g before `arm_probabilities`, (N,) or (arms, N), if it is diagnosed
 
     @property
     def n_rows(self) -> int:
@@ -104,6 +105,7 @@ class EffectRows:
             covariates=self.covariates[:, rows],
             denominators=self.denominators[:, rows],
             spanned=self.spanned,
+            fits=tuple(fit[..., rows] for fit in self.fits),
         )
 
     def taken(self, component: int) -> Array:

@@ -250,7 +250,7 @@ class Preparation:
     g_floor: float
     weight_mean: float
     shares: tuple[float, ...]  # P(v) of each component's population
-    shows_g: bool = True  # whether the study reports histograms of g
+    shows_g: bool = True  # whether the study reports diagnostics of g
     truncates_q: bool = True  # whether predictions are kept inside the outcome's bounds
 
     @property
@@ -286,6 +286,7 @@ class Preparation:
             covariates=clever.covariates,
             denominators=clever.denominators,
             spanned=columns.spanned(table),
+            fits=tuple(fits) if self.shows_g else (),
         )
 
     def _clever(
@@ -323,10 +324,11 @@ class Preparation:
                     a, d, H = term.arm, part(term.d, rows), term.H[rows]
                     expected, probability = component.population.ratio(v, a, g, observed_share, self.g_floor)
                     weight = d * expected / self.shares[r]
-                    kernels.weigh(weight, probability, self.g_floor, arm[rows], a, H, covariate, below)
+                    chance = clever.denominators[r, rows] if r < len(clever.denominators) else None
+                    kernels.weigh(
+                        weight, probability, self.g_floor, arm[rows], a, H, covariate, below, chance
+                    )
                     clever.truncated[a, rows] |= below & (d > 0)
-                    if r < len(clever.denominators):
-                        np.copyto(clever.denominators[r, rows], probability, where=arm[rows] == a)
                 if not is_one(observed):
                     covariate *= observed[rows]
             clever.g_bins[:, rows] = probability_bins(g[shown])
