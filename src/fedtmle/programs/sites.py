@@ -27,7 +27,7 @@ from fedtmle.initial.glm import GLM, Supplied
 from fedtmle.initial.superlearner import SuperLearner, used_columns
 from fedtmle.model.exact import Sums, column_shifts, zero_sums
 from fedtmle.model.kernels import column_sums
-from fedtmle.model.parallel import mapped, pieces
+from fedtmle.model.parallel import mapped
 from fedtmle.model.table import SILO, AnyTable, Table, over_blocks
 from fedtmle.model.types import Array, IntArray, exponent, product
 from fedtmle.programs.study import Study

@@ -415,11 +415,10 @@ class LadderColumns(AbstractBoundedColumns[EffectRows]):
         moments, used = self.effect.moment_columns(self.law, piece), slice(0, self.components)
         m, u = moments.m[used], moments.u[used]
         L = np.array(self.effect.combination)[: self.coordinates, used]
-        g = piece.denominators
-        near = np.flatnonzero((g < max(self.floor, *self.bounds)).any(axis=0))
-        rest = u - m
+        near = np.flatnonzero(piece.denominator < max(self.floor, *self.bounds))
+        rest = u - m  # zero in components whose regime does not take the row's arm
         everywhere = _combined(L, m + rest)
-        g, m, rest = g[:, near], m[:, near], rest[:, near]
+        g, m, rest = piece.denominator[near], m[:, near], rest[:, near]
         floored = np.maximum(g, self.floor)
         bounded = [_combined(L, m + rest * (floored / np.maximum(g, bound))) for bound in self.bounds]
         return _AtBounds(everywhere, near, np.concatenate(bounded), moments.t[0])

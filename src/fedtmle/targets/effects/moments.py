@@ -75,7 +75,7 @@ class EffectRows:
     cluster: IntArray | None  # codes 0..; None: every row is its own cluster
     g_bins: Bytes  # (shown arms, N): the bin of each row's propensity score
     covariates: Array  # (components, N): H_r(A, W) Delta, the clever covariates at the arm that was taken
-    denominators: Array  # (shown, N): g pi before truncation, of the arm that was taken, else 1
+    denominator: Array  # (N,): of the first population's H before truncation, in the arm that was taken
     spanned: IntArray | None = None  # (clusters,): the place among those that span silos, or -1
     fits: tuple[Array, ...] = ()  # of g before `arm_probabilities`, (N,) or (arms, N), if it is diagnosed
 
@@ -103,7 +103,7 @@ class EffectRows:
             cluster=self.cluster,
             g_bins=self.g_bins[:, rows],
             covariates=self.covariates[:, rows],
-            denominators=self.denominators[:, rows],
+            denominator=self.denominator[rows],
             spanned=self.spanned,
             fits=tuple(fit[..., rows] for fit in self.fits),
         )

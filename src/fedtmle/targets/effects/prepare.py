@@ -231,7 +231,7 @@ class _Clever:
     terms: tuple[tuple[Term, ...], ...]
     truncated: Bools
     covariates: Array
-    denominators: Array
+    denominator: Array
     g_bins: Bytes
 
 
@@ -284,7 +284,7 @@ class Preparation:
             cluster=columns.clusters(table),
             g_bins=clever.g_bins,
             covariates=clever.covariates,
-            denominators=clever.denominators,
+            denominator=clever.denominator,
             spanned=columns.spanned(table),
             fits=tuple(fits) if self.shows_g else (),
         )
@@ -309,13 +309,15 @@ class Preparation:
             terms=tuple(terms),
             truncated=np.zeros(pi.shape, dtype=bool),
             covariates=np.empty((len(terms), n)),
-            denominators=np.empty((self.overall if self.shows_g else 0, n)),
+            denominator=np.empty(n if self.shows_g else 0),
             g_bins=np.empty((len(shown), n), dtype=np.uint8),
         )
 
         def fill(rows: slice) -> None:
             g, observed_share = arm_probabilities(fits, len(pi), rows), part(pi, rows)
-            clever.denominators[:, rows] = 1.0
+            denominator = clever.denominator[rows] if self.shows_g else None
+            if denominator is not None:
+                denominator[:] = 1.0  # in arms that no component has
             below = np.empty(g.shape[1], dtype=bool)
             for r, component in enumerate(self.components):
                 v, covariate = part(indicators[r], rows), clever.covariates[r, rows]
@@ -324,7 +326,7 @@ class Preparation:
                     a, d, H = term.arm, part(term.d, rows), term.H[rows]
                     expected, probability = component.population.ratio(v, a, g, observed_share, self.g_floor)
                     weight = d * expected / self.shares[r]
-                    chance = clever.denominators[r, rows] if r < len(clever.denominators) else None
+                    chance = denominator if r < self.overall else None  # the same for all of a population
                     kernels.weigh(
                         weight, probability, self.g_floor, arm[rows], a, H, covariate, below, chance
                     )
