@@ -66,6 +66,9 @@ MESSAGES = f"tests/protocol/test_messages.py tests/runtime/test_silo.py {ATTACKS
 SILO = f"tests/runtime/test_silo.py {ATTACKS} tests/runtime/test_records.py"
 
 LEVERAGE = "tests/model/test_leverage.py"
+OWN = "tests/effects/test_own.py"
+OWN_BLOCKS = "tests/effects/test_own_blocks.py"
+OWN_REFUSED = "tests/studies/test_approval.py::test_columns_of_one_silo_are_refused_under_masks"
 LOOKS = "tests/protocol/test_looks.py"
 LOWERED = "tests/protocol/test_guard.py tests/studies/test_lowered.py"
 MASKS = "tests/protocol/test_masks.py"
@@ -297,6 +300,80 @@ MUTATIONS: tuple[Mutation, ...] = (
         "protocol/masked.py",
         LOOKS,
         ("sums over periods are looked at first", "        return self.points\n", "        return ()\n"),
+    ),
+    *_many(
+        "model/submodels.py",
+        f"{OWN_BLOCKS} {OWN}",
+        (
+            "nothing of the block is taken from a curvature",
+            "row[k] = (pivot * row[k] - factor * above[k]) // minor",
+            "row[k] = pivot * row[k] // minor",
+        ),
+        ("rounding counts as curvature of a block", "if pivot <= rows * minor:", "if pivot <= 0:"),
+        (
+            "rows are judged without regression on the block",
+            "PersonRows(piece.rows[self.common] - slopes @ block, piece.counts)",
+            "PersonRows(piece.rows[self.common], piece.counts)",
+        ),
+        (
+            "a person's share under masks ignores the block",
+            "space.leverages(piece), 1.0 - share",
+            "space.leverages(piece), 1.0 - 0.0 * share",
+        ),
+        ("a look at slopes holds elsewhere", "if not self.is_level:  # a slope", "if False:  # a slope"),
+    ),
+    *_many(
+        "initial/own.py",
+        f"{OWN_BLOCKS} {OWN}",
+        ("undetermined coefficients are fitted", "        self._require_determined(gram)\n", ""),
+        (
+            "no silo is reported as separated",
+            "return cholesky(hessian - SEPARATED * at_zero) is None",
+            "return False",
+        ),
+        (
+            "slopes are not fitted",
+            "return _BlockSearch(submodel=alone, family=self._family).minimum(start)",
+            "return start",
+        ),
+        ("a pooled look at slopes holds elsewhere", "is_bounded=self.is_level,", "is_bounded=True,"),
+        (
+            "a search ends where one direction is separated",
+            "            if rest[j, j] > self.unit:\n",
+            "            if rest[j, j] <= self.unit:\n                return []\n            if True:\n",
+        ),
+        (
+            "terms that the block spans stay",
+            "if term not in with_silo and is_left(term))",
+            "if term not in with_silo)",
+        ),
+    ),
+    *_many(
+        "programs/nuisance.py",
+        "tests/attacks/test_attacks.py::test_what_is_not_asked_for_is_not_learned",
+        (
+            "C(silo) has columns",
+            "return own_formula(glm.parsed, levels) if self.own else None",
+            "return None",
+        ),
+    ),
+    *_many(
+        "programs/study.py",
+        OWN_REFUSED,
+        (
+            "a masked study may have columns of one silo",
+            '        if self.aggregation == "masked":\n            self.refuse_silo_columns()\n',
+            "",
+        ),
+    ),
+    *_many(
+        "studyfile/file.py",
+        OWN_REFUSED,
+        (
+            "a masked plan may have columns of one silo",
+            "        if is_masked:\n            file.study.refuse_silo_columns()\n",
+            "",
+        ),
     ),
     *_many(
         "model/leverage.py",

@@ -347,6 +347,32 @@ def test_one_separated_silo_leaves_the_fit_of_the_others() -> None:
         ft.run(study(outcome_model=ft.GLM("a + C(g) + x*C(site)")), data)
 
 
+@pytest.mark.parametrize("aggregation", ["open", "masked"])
+def test_silos_with_a_constant_response_are_counted_in_a_warning(aggregation: Any) -> None:
+    data = frames()
+    for name, value in (("south", 0), ("west", 1)):
+        data[name] = data[name].assign(event=value)
+    options: dict[str, Any] = {"aggregation": aggregation, "diagnostics": False}
+    models: dict[str, Any] = {"outcome_model": ft.GLM("a + x + C(g) + C(silo)")}
+    told = [
+        each for each in ft.run(study(**options, **models), data).document["warnings"] if "C(silo)" in each
+    ]
+    assert len(told) == 1
+    assert told[0].startswith("outcome model, a + x + C(g) + C(silo): at 2 silos, C(silo) predicts")
+    plain = ft.run(study(**options, **models), frames()).document["warnings"]
+    assert not any("predicts" in each for each in plain)
+    for name in SILOS:
+        assert name not in told[0]
+
+
+def test_a_run_on_pooled_rows_warns_of_some_silo() -> None:
+    data = frames()
+    data["south"] = data["south"].assign(event=(data["south"]["x"] > 3).astype(int))
+    asked = study(outcome_model=ft.GLM("a + C(g) + x*C(silo)"), algorithm=ft.Central())
+    (told,) = (each for each in ft.run(asked, data).document["warnings"] if "predicts" in each)
+    assert "at some silo, C(silo) predicts" in told
+
+
 @pytest.mark.parametrize("algorithm", [NEWTON, ft.Coded()], ids=["exact", "coded"])
 @pytest.mark.parametrize("constant", ["a", "x"])
 def test_a_slope_on_a_column_that_is_constant_in_one_silo_is_refused(constant: str, algorithm: Any) -> None:

@@ -168,3 +168,13 @@ def test_no_total_says_which_silo_has_which_rows(name: str, sums: str) -> None:
     assert totals_of(study(MODELS[name], **options), data) == totals_of(
         study(MODELS[name], **options), exchanged
     )
+
+
+def test_a_silo_without_events_is_counted_in_a_warning() -> None:
+    data = frames()
+    data["east"] = data["east"].assign(status="0", t=float(PERIODS))
+    for aggregation in ("open", "masked"):
+        asked = study(LEVEL, aggregation=aggregation, diagnostics=False)
+        told = [each for each in ft.run(asked, data).document["warnings"] if "predicts" in each]
+        assert [each.split(",")[0] for each in told] == ["hazard model", "censoring model"]
+        assert all("at 1 silo, C(silo) predicts" in each for each in told)

@@ -59,7 +59,9 @@ RISKS = {
     ),
     "PresenceQuery": (
         "Whether your silo has anyone with an event of each cause, anyone censored, and in each arm anyone "
-        "at risk at the last horizon: one bit each. Under masks the silos are only counted."
+        "at risk at the last horizon: one bit each. If a model has C(silo), also whether your silo's own "
+        "coefficients predict some response perfectly, as where all responses are the same. Under masks the "
+        "silos are only counted."
     ),
     "ClustersQuery": (
         "How many clusters you have, and which of them other silos have too. Whoever has a digest can test a "

@@ -309,7 +309,9 @@ class GLMModel(AbstractRegressionModel):
 
 
 class AbstractOwnBlock(ABC):
-    """Coefficients that each silo fits for itself and keeps (`initial.own`)."""
+    """Coefficients that each silo fits for itself and keeps (`initial.own`); ``label`` names their model."""
+
+    label: str
 
     @property
     @abstractmethod
@@ -327,6 +329,10 @@ class AbstractOwnBlock(ABC):
     @abstractmethod
     def of(self, rows: AnyTable) -> tuple[float, ...]:
         """Return the coefficients of the silo whose rows these are: all of them, as they are."""
+
+    @abstractmethod
+    def is_separated(self, rows: AnyTable) -> bool:
+        """Return whether they predict some response of the silo perfectly, so that they are not finite."""
 
 
 def _with_own(X: Scaled, own: AbstractOwnBlock, names: Sequence[str], table: Table) -> Scaled:

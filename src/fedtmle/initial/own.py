@@ -45,7 +45,14 @@ from fedtmle.model.exact import cholesky, dot, solve_factored
 from fedtmle.model.problem import JudgedTogether
 from fedtmle.model.submodel import AbstractSubmodel
 from fedtmle.model.submodels import Profiled, SiloRows
-from fedtmle.model.table import SILO, AnyTable, StreamedTable, Table, over_batches
+from fedtmle.model.table import (
+    SILO,
+    AbstractBoundedColumns,
+    AnyTable,
+    StreamedTable,
+    Table,
+    over_batches,
+)
 from fedtmle.model.types import Array, Family, Part, RowBound, unpack
 
 Result = TypeVar("Result")
@@ -523,3 +530,32 @@ class OwnBlock(AbstractOwnBlock):
         block = self.model.block(np.array(self.eps), rows)
         scales = np.array([self.model.whole.scales[j] for j in self.places] * self.model.blocks)
         return tuple(np.ldexp(block, -scales).tolist())
+
+    def is_separated(self, rows: AnyTable) -> bool:
+        return self.model.is_separated(np.array(self.eps), rows)
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class SeparatedBlocks(AbstractBoundedColumns[AnyTable]):
+    """For each model 1 in one row of a silo whose own coefficients predict some response perfectly."""
+
+    blocks: tuple[AbstractOwnBlock, ...]
+
+    @property
+    def label(self) -> str:
+        return "a response that your silo's own coefficients, C(silo), predict perfectly"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(block.label for block in self.blocks)
+
+    @property
+    def exponents(self) -> tuple[int, ...]:
+        return (0,) * len(self.blocks)
+
+    def over(self, rows: AnyTable, work: Callable[[AnyTable], Result]) -> Iterator[Result]:
+        return (work(part) for _, part in by_silo(rows))
+
+    def evaluate(self, piece: AnyTable) -> Array:
+        return np.array([[float(block.is_separated(piece))] for block in self.blocks])

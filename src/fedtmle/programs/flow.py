@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Self, TypeVar, final
 
 from fedtmle.algorithms.base import arithmetic_error, compare_populations
@@ -69,7 +69,7 @@ from fedtmle.programs.regimes import (
 )
 from fedtmle.programs.sites import ComparedSilos, OwnTMLE, compare_silos
 from fedtmle.programs.study import Study
-from fedtmle.programs.superlearner import own_view, seen
+from fedtmle.programs.superlearner import count_separated, own_view, seen
 from fedtmle.programs.target import AbstractTarget, BegunStudy, TargetDetails
 from fedtmle.programs.time import (
     AtRisk,
@@ -125,6 +125,7 @@ class StudyDetails:
     omitted: int = 0  # records left out, because their treatment is missing
     imputed: tuple[Estimate, ...] = ()  # one per data set, if a covariate is imputed
     privacy: PrivacyAccount | None = None  # only with privacy, where counts are noisy
+    separated: Mapping[str, int] = field(default_factory=dict)  # see `count_separated`
 
     @property
     def start(self) -> EffectLaw:
@@ -346,6 +347,7 @@ def _target_study(study: Study, prepared: PreparedStudy, n: int) -> Flow[Outcome
         diagnostics=diagnostics,
         nuisances=prepared.fitted,
         silos=silos,
+        separated=prepared.separated,
     )
     return replace(outcome, details=details, populations=populations)
 
@@ -505,7 +507,8 @@ def _target_times(study: Study, target: AbstractTimeEffect, prepared: PreparedTi
         return (yield from both(count_at_risk(target, problem, n), compared))
 
     targeting = with_closing(study.algorithm.flow(problem, problem.start(), n), last)
-    overlap, (outcome, diagnosed) = yield from both(find_time_overlap(problem, n), targeting)
+    asked = both(find_time_overlap(problem, n), count_separated(prepared.view))
+    (overlap, separated), (outcome, diagnosed) = yield from both(asked, targeting)
     at_risk, (silos, balance) = diagnosed or (None, (None, None))
     details = TimeDetails(
         problem=problem,
@@ -520,6 +523,7 @@ def _target_times(study: Study, target: AbstractTimeEffect, prepared: PreparedTi
         balance=balance,
         nuisances=prepared.fitted,
         silos=silos,
+        separated=separated,
     )
     return replace(outcome, details=details)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal, Self, final
 
 from fedtmle.errors import FitError, InputError
@@ -23,7 +23,14 @@ from fedtmle.programs.nuisance import Regression, effect_columns, regressions
 from fedtmle.programs.regimes import study_at
 from fedtmle.programs.sites import compare_silos
 from fedtmle.programs.study import Study
-from fedtmle.programs.superlearner import OwnCoefficients, begin_fits, fit_together, own_view, seen
+from fedtmle.programs.superlearner import (
+    OwnCoefficients,
+    begin_fits,
+    count_separated,
+    fit_together,
+    own_view,
+    seen,
+)
 from fedtmle.protocol.bins import BinsQuery
 from fedtmle.protocol.clusters import ClustersQuery, SpanningQuery
 from fedtmle.protocol.flows import ask, both
@@ -123,6 +130,7 @@ class PreparedStudy:
     effect: EffectProblem
     overlap: Overlap
     view: OwnCoefficients | None = None  # the rows with which the models predict, if not the study's
+    separated: Mapping[str, int] = field(default_factory=dict)  # see `count_separated`
 
 
 def prepare_study(study: Study, levels: Levels, n: int) -> Flow[PreparedStudy]:
@@ -134,7 +142,8 @@ def prepare_study(study: Study, levels: Levels, n: int) -> Flow[PreparedStudy]:
     view = own_view(fit for fits in fitted.values() for fit in fits)
     preparation = yield from seen(prepare_effect(study, columns, fitted, tally, n), view)
     effect = effect_problem(study, preparation)
-    overlap, scales = yield from seen(find_overlap(study, effect, preparation, n), view)
+    overlap_found = seen(find_overlap(study, effect, preparation, n), view)
+    (overlap, scales), separated = yield from both(overlap_found, count_separated(view))
     return PreparedStudy(
         columns=columns,
         levels=levels,
@@ -144,6 +153,7 @@ def prepare_study(study: Study, levels: Levels, n: int) -> Flow[PreparedStudy]:
         effect=effect.knowing(scales),
         overlap=overlap,
         view=view,
+        separated=separated,
     )
 
 

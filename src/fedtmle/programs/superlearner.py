@@ -11,7 +11,7 @@ import numpy as np
 from fedtmle.errors import InputError
 from fedtmle.initial.crossfit import CrossFitted, Fitted, Folds
 from fedtmle.initial.glm import GLM, AbstractOwnBlock, FittedGLM, FittedMultinomial, Levels
-from fedtmle.initial.own import by_silo
+from fedtmle.initial.own import SeparatedBlocks, by_silo
 from fedtmle.initial.superlearner import (
     MAX_CANDIDATES,
     GradientBoostedTrees,
@@ -41,7 +41,7 @@ from fedtmle.protocol.learners import (
 )
 from fedtmle.protocol.plan import follow_alone
 from fedtmle.protocol.query import Flow, Local
-from fedtmle.protocol.sums import TallyQuery
+from fedtmle.protocol.sums import PresenceQuery, TallyQuery
 
 # The rows of a study whose models have coefficients of each silo's own: what C(silo) is (`initial.own`).
 #
@@ -114,6 +114,15 @@ def own_view(models: Iterable[object]) -> OwnCoefficients | None:
 def seen(flow: Flow[Result], view: OwnCoefficients | None) -> Flow[Result]:
     """Return the flow over the rows that the view shows, if there is one."""
     return flow if view is None else through(flow, view)
+
+
+def count_separated(view: OwnCoefficients | None) -> Flow[Mapping[str, int]]:
+    """Return how many silos have own coefficients that predict some response perfectly, by model, if any."""
+    if view is None:
+        return {}
+    columns = SeparatedBlocks(blocks=view.blocks)
+    counts = yield PresenceQuery(columns=columns)
+    return {label: count for label, count in zip(columns.names, counts, strict=True) if count}
 
 
 def begin_fits(regressions: Sequence[Regression], fitting: Fitting, folds: Folds | None) -> Flow[Fitting]:

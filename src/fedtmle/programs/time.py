@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Self
 
@@ -167,6 +167,7 @@ class TimeDetails:
     missing: MissingCounts | None = None  # counts for covariates that may be missing
     omitted: int = 0  # records left out, because their treatment is missing
     imputed: tuple[Estimate, ...] = ()  # one per data set, if a covariate is imputed
+    separated: Mapping[str, int] = field(default_factory=dict)  # see `count_separated`
 
     @property
     def start(self) -> TimeLaw:

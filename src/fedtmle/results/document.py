@@ -154,6 +154,7 @@ def document(plan: Plan, finished: Finished, result: Result, release: Sequence[s
             *_unfinished_silos(study, result),
             *_loose_bounds(study, result),
             *_differing_silos(study, details),
+            *_separated_silos(study, details),
             *_different_populations(result),
         ],
         "notes": [
@@ -343,6 +344,21 @@ def _site_test(test: SiteTest) -> Document:
 
 def _differing_silos(study: Study, details: Details) -> list[str]:
     return [] if details.silos is None else site_warnings(study, details.silos.tests)
+
+
+def _separated_silos(study: Study, details: Details) -> list[str]:
+    """Warn about silos whose own coefficients predict some response perfectly."""
+    if not isinstance(details, StudyDetails | TimeDetails):
+        return []
+    warnings = []
+    for label, silos in details.separated.items():
+        where = "some silo" if study.algorithm.pools_rows else f"{silos} silo{'s' if silos > 1 else ''}"
+        warnings.append(
+            f"{label}: at {where}, C(silo) predicts some response perfectly, as where all responses are the "
+            "same. The predictions there are 0 or 1, up to the bounds, and rest on the model. Leave C(silo) "
+            "out of the term, or ask whether such a silo belongs in the study"
+        )
+    return warnings
 
 
 def _different_populations(result: Result) -> list[str]:
