@@ -20,7 +20,7 @@ from fedtmle.initial.own import ProfiledModel, by_silo, own_formula
 from fedtmle.initial.syntax import parse_formula
 from fedtmle.model.leverage import RowSpace
 from fedtmle.model.submodels import schur_complement
-from fedtmle.model.table import SILO, Table
+from fedtmle.model.table import SILO, StreamedTable, Table
 from fedtmle.model.types import Array, Family, Part, unpack, upper_pairs
 from fedtmle.privacy.answers import Submodels, explain
 from fedtmle.programs.superlearner import OwnCoefficients, own_blocks
@@ -191,6 +191,19 @@ def test_the_sums_of_silos_add_up_to_those_of_all_rows_bit_by_bit(kind: str, fam
     apart = [model.submodel(None, part).sums(beta, parts) for _, part in by_silo(rows)]
     assert len(apart) == 3
     assert [sum(each) for each in zip(*(one.units for one in apart), strict=True)] == list(whole.units)
+
+
+@pytest.mark.parametrize("family", [Family.LOGISTIC, None], ids=str)
+def test_a_table_that_is_read_in_batches_has_the_same_sums(family: Family | None) -> None:
+    rows, model = rows_of(family, silos=1), profiled("slopes", family)
+    beta, parts = point(model), Part.GRADIENT | Part.HESSIAN
+    batches = [rows.take(np.arange(50)), rows.take(np.arange(50, rows.n_rows))]
+    counts = {SILO: dict(zip(rows.levels(SILO), rows.counts(SILO), strict=True))}
+    streamed = StreamedTable(n_rows=rows.n_rows, factor_counts=counts, digest=b"", read=lambda: iter(batches))
+    one, other = model.submodel(None, streamed), model.submodel(None, rows)
+    assert one.sums(beta, parts) == other.sums(beta, parts)
+    assert one.look(beta).largest == pytest.approx(other.look(beta).largest, rel=1e-9)
+    assert not model.is_separated(beta, streamed)
 
 
 def test_the_schur_complement_is_exact() -> None:

@@ -166,7 +166,7 @@ def test_the_embedded_run_is_refused_too(folder: Path) -> None:
         ft.run(file.study, file.silos)
 
 
-@pytest.mark.parametrize("term", ["", " + C(silo)"])
+@pytest.mark.parametrize("term", ["", " + C(silo)", " + C(programme):C(silo)", " + age:C(silo)"])
 def test_a_low_floor_changes_nothing(folder: Path, term: str) -> None:
     """The public centre has an intercept of its own, which is not that of the silo's records."""
     study = folder / "study.toml"

@@ -10,9 +10,16 @@ import pytest
 
 import fedtmle as ft
 from fedtmle.initial.glm import FittedGLM
+from fedtmle.initial.own import ProfiledModel
 from fedtmle.model.table import SILO, Table
+from fedtmle.model.types import Part
+from fedtmle.privacy.answers import Submodels, explain
+from fedtmle.programs.nuisance import effect_columns, fit_model
 from fedtmle.programs.superlearner import OwnCoefficients, own_blocks
-from fedtmle.programs.time import TimeDetails
+from fedtmle.programs.time import TimeDetails, _hazard_regressions
+from fedtmle.protocol.query import AnsweredQuery
+from fedtmle.protocol.regression import FitGradientQuery
+from fedtmle.runtime.rows import LocalRows
 from fedtmle.studies.run import pooled_rows
 from tests.effects.studies import finish
 from tests.effects.test_own import SILOS, Watched, expit, planned, same_bytes, totals_of
@@ -178,3 +185,63 @@ def test_a_silo_without_events_is_counted_in_a_warning() -> None:
         told = [each for each in ft.run(asked, data).document["warnings"] if "predicts" in each]
         assert [each.split(",")[0] for each in told] == ["hazard model", "censoring model"]
         assert all("at 1 silo, C(silo) predicts" in each for each in told)
+
+
+def hazard(asked: ft.Study) -> ProfiledModel:
+    found = _hazard_regressions(asked, asked.target, effect_columns(asked), 1.0, True)  # type: ignore[arg-type]
+    (regression,) = found["hazard"]
+    assert isinstance(regression.model, ft.GLM)
+    model = fit_model(regression, regression.model, {**asked.levels, SILO: SILOS})
+    assert isinstance(model, ProfiledModel)
+    return model
+
+
+@pytest.mark.parametrize("models", [LEVEL, SLOPES], ids=["level", "slopes"])
+def test_the_guard_and_the_audit_see_the_rows_of_people(models: dict[str, str]) -> None:
+    """A person's rows are those of all periods, less what those of the block explain."""
+    asked = study(models)
+    _, tables = finish(asked, frames())
+    every = pooled_rows(asked, tables)
+    assert isinstance(every, Table)
+    rows = every.take(np.flatnonzero(every.factors[SILO].codes == 0))
+    model = hazard(asked)
+    beta, submodel = np.linspace(-0.4, 0.5, model.dim), model.submodel(None, rows)
+    (silo,) = submodel.silos
+    own, common, gradient = list(silo.own), silo.common, submodel.sums(beta, Part.GRADIENT).values()
+    pieces = {
+        "summed": (list(silo.summed(beta)), list(submodel.summed_rows(beta))),
+        "apart": (list(silo.rows(beta, Part.GRADIENT)), list(submodel.disclosed_rows(beta))),
+    }
+    for whole, left in pieces.values():
+        raw, told = (np.concatenate([piece.rows for piece in each], axis=1) for each in (whole, left))
+        B, X = raw[own], raw[common]
+        np.testing.assert_allclose(told, X - X @ B.T @ np.linalg.inv(B @ B.T) @ B, atol=1e-12)
+    (_, summed) = pieces["summed"]
+    np.testing.assert_allclose(sum(piece.rows.sum(axis=1) for piece in summed), gradient, atol=1e-11)
+    assert sum(piece.rows.shape[1] for piece in summed) == rows.n_rows
+    shares = np.concatenate([q for _, q in silo.centred(lambda: silo.rows(beta, Part.GRADIENT))])
+    assert shares.shape == (rows.n_rows,)
+    assert shares.sum() == pytest.approx(len(own))  # the trace of a projection
+    query = FitGradientQuery(
+        model=model, eps=beta, C=np.eye(model.dim), exponent=-30, n=rows.n_rows, stream=""
+    )
+    local = LocalRows("north", rows, rows.n_rows)
+    explained = explain(AnsweredQuery(query=query, answer=query.answer(local)), local, rows, Submodels())
+    assert explained is not None
+    np.testing.assert_allclose(explained.terms(rows).sum(axis=1), gradient, atol=1e-9)
+
+
+def test_covariates_may_be_imputed() -> None:
+    rng = np.random.default_rng(4)
+    data = {
+        name: frame.assign(x=np.where(rng.random(len(frame)) < 0.2, np.nan, frame["x"]))
+        for name, frame in frames().items()
+    }
+    declared = {**DICTIONARY, "status": {"kind": "category", "levels": ["0", "1"]}}
+    declared["x"] = {**declared["x"], "missing": "impute"}
+    options: dict[str, Any] = {"variables": ft.Variables(declared), "diagnostics": False}
+    one = ft.run(study(LEVEL, **options), data).table()
+    pooled = ft.run(study(LEVEL, algorithm=ft.Central(tolerance=1e-11), **options), data).table()
+    apart = abs(one["estimate"] - pooled["estimate"]) / pooled["std_error"]
+    assert apart.max() < 1e-5  # iterated fluctuations end within that of each other
+    np.testing.assert_allclose(one["std_error"], pooled["std_error"], rtol=1e-5)
