@@ -78,7 +78,9 @@ def test_the_width_is_the_least_that_tells_totals_apart() -> None:
         residues = [total % (1 << lane.width) for total in range(17 - reach, 18 + reach)]
         assert len(set(residues)) == 2 * reach + 1
         assert 1 << lane.width < 2 * (2 * reach + 1)
-        assert [lane.total(residue) for residue in residues] == list(range(17 - reach, 18 + reach))
+        assert [lane.total(residue, lane.width) for residue in residues] == list(
+            range(17 - reach, 18 + reach)
+        )
 
 
 def test_known_answer_vectors() -> None:

@@ -237,7 +237,7 @@ class GLMModel(AbstractRegressionModel):
     def known_people(self) -> tuple[tuple[str, int], ...]:
         return self.response.known_people
 
-    @property
+    @cached_property  # the guard and the looks ask for it many times in a round
     def judged_together(self) -> JudgedTogether | None:
         if self.family not in (Family.LOGISTIC, Family.GAUSSIAN):
             return None

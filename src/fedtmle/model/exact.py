@@ -219,8 +219,10 @@ def _dots(row: Array, rows: Array) -> list[float]:
 @remembered
 def multiply(A: Array, B: Array) -> Array:
     """Return the product A B of matrices of shapes (p, q) and (q, r)."""
-    columns = np.asarray(B).T
-    return np.array([_dots(row, columns) for row in np.asarray(A)])
+    rows, columns = np.asarray(A), np.asarray(B).T
+    if 0 < len(columns) < len(rows):  # the same products, and fewer calls: often B is one column
+        return np.array(list(zip(*(_dots(column, rows) for column in columns), strict=True)))
+    return np.array([_dots(row, columns) for row in rows])
 
 
 @remembered
@@ -237,29 +239,30 @@ def congruence(C: Array, H: Array) -> Array:
 def cholesky(matrix: Array, *, shift: float = 0.0, floor: float = 0.0) -> Array | None:
     """Return the lower factor L of matrix + shift I = L L^T, or None if a pivot is not above ``floor``."""
     A: Rows = np.asarray(matrix, dtype=np.float64).tolist()
-    L: Rows = [[0.0] * len(A) for _ in A]
+    L: Rows = []  # rows of the lower triangle
     for i, row in enumerate(A):
-        for j in range(i + 1):
-            entry = row[j] + (shift if i == j else 0.0)
-            rest = math.fsum([entry, *(-L[i][k] * L[j][k] for k in range(j))])
-            if i > j:
-                L[i][j] = rest / L[j][j]
-            elif rest > floor:
-                L[i][i] = math.sqrt(rest)
-            else:
-                return None
-    return np.array(L)
+        minus: list[float] = []  # -L[i]
+        for entry, earlier in zip(row, L, strict=False):
+            rest = math.fsum([entry + 0.0, *map(mul, minus, earlier)])  # over the columns before
+            minus.append(-rest / earlier[-1])
+        rest = math.fsum([row[i] + shift, *(-part * part for part in minus)])
+        if not rest > floor:
+            return None
+        L.append([*(-part for part in minus), math.sqrt(rest)])
+    return np.array([[*row, *[0.0] * (len(A) - len(row))] for row in L])
 
 
 @remembered
 def solve_factored(L: Array, b: Array) -> Array:
     """Return x with L L^T x = b for a lower triangular L and a vector b."""
-    rows: Rows = np.asarray(L).tolist()
+    minus = -np.asarray(L)
+    rows: Rows = minus.tolist()
+    columns: Rows = minus.T.tolist()
     d, y = len(rows), np.asarray(b, dtype=np.float64).tolist()
     for i in range(d):
-        y[i] = math.fsum([y[i], *(-rows[i][k] * y[k] for k in range(i))]) / rows[i][i]
+        y[i] = math.fsum([y[i], *map(mul, rows[i], y[:i])]) / -rows[i][i]
     for i in reversed(range(d)):
-        y[i] = math.fsum([y[i], *(-rows[k][i] * y[k] for k in range(i + 1, d))]) / rows[i][i]
+        y[i] = math.fsum([y[i], *map(mul, columns[i][i + 1 :], y[i + 1 :])]) / -rows[i][i]
     return np.array(y)
 
 

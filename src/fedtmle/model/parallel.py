@@ -11,7 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import islice, pairwise
 from typing import TypeVar
 
@@ -40,10 +40,15 @@ def threads() -> int:
         return _chosen_threads
     given = os.environ.get("FEDTMLE_THREADS")
     if given is None:
-        return os.cpu_count() or 1
+        return _cores()
     if not given.isdecimal() or int(given) < 1:
         raise InputError(f"FEDTMLE_THREADS: expected a positive number, not '{given}'")
     return int(given)
+
+
+@cache  # the system reads a file to count them
+def _cores() -> int:
+    return os.cpu_count() or 1
 
 
 def shared(work: Callable[[int, int], bool], length: int, *, serially: bool) -> bool:

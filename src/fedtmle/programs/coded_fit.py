@@ -320,8 +320,8 @@ class Task:
         known = 0.0 if self.at_zero is None else norm(self.at_zero.values)
         return max(expected, (1.0 - share) * known)
 
-    def public_gradient(self, u: Array) -> Array:
-        gradient = self.model.normaliser(None).gradient(self.eps(u))
+    def public_gradient(self, eps: Array) -> Array:
+        gradient = self.model.normaliser(None).gradient(eps)
         return multiply(self.C, gradient[:, None])[:, 0]
 
     def public_curvature(self) -> Array:
@@ -362,24 +362,32 @@ class _FitPoint:
         return self.norm + self.rounding
 
 
+class _Step(NamedTuple):
+    """A step s of u, the change y of the gradient along it, and s . y."""
+
+    s: list[float]
+    y: list[float]
+    along: float
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Metric:
     """A quasi-Newton model of the curvature: a factored matrix, and the steps since it was made."""
 
     factor: Array
-    pairs: tuple[tuple[Array, Array], ...] = ()
+    steps: tuple[_Step, ...] = ()
 
     def solve(self, gradient: Array) -> Array:
         """Return the step that brings the gradient to zero if the model is right (two-loop recursion)."""
         q, shares = gradient.tolist(), []
-        for s, y in reversed(self.pairs):
-            share = dot(s.tolist(), q) / dot(s.tolist(), y.tolist())
+        for step in reversed(self.steps):
+            share = dot(step.s, q) / step.along
             shares.append(share)
-            q = [a - share * b for a, b in zip(q, y.tolist(), strict=True)]
+            q = [a - share * b for a, b in zip(q, step.y, strict=True)]
         r = solve_factored(self.factor, np.array(q)).tolist()
-        for (s, y), share in zip(self.pairs, reversed(shares), strict=True):
-            factor = share - dot(y.tolist(), r) / dot(s.tolist(), y.tolist())
-            r = [a + factor * b for a, b in zip(r, s.tolist(), strict=True)]
+        for step, share in zip(self.steps, reversed(shares), strict=True):
+            factor = share - dot(step.y, r) / step.along
+            r = [a + factor * b for a, b in zip(r, step.s, strict=True)]
         return -np.array(r)
 
 
@@ -472,7 +480,7 @@ def _evaluate(
     if pooled is None:
         return None, None
     of_rows = gradient.values(pooled)
-    g = of_rows + task.public_gradient(u)
+    g = of_rows + task.public_gradient(eps)
     point = _FitPoint(
         u=u,
         gradient=g,
@@ -485,14 +493,15 @@ def _evaluate(
 
 def _learned(task: Task, metric: _Metric, base: _FitPoint, point: _FitPoint, first: float) -> _Metric:
     """Return the model that also knows the change of the gradient between two points."""
-    s, y = point.u - base.u, point.gradient - base.gradient
-    along, square = dot(s.tolist(), y.tolist()), dot(s.tolist(), s.tolist())
+    moved, change = point.u - base.u, point.gradient - base.gradient
+    s, y = moved.tolist(), change.tolist()
+    along, square = dot(s, y), dot(s, s)
     noise = base.rounding + point.rounding
-    if square and along < SEPARATED_CURVATURE * first * square and norm(y) > noise:
-        task.separated(task.eps(s))
+    if square and along < SEPARATED_CURVATURE * first * square and norm(change) > noise:
+        task.separated(task.eps(moved))
     if along <= 2.0 * noise * math.sqrt(square):  # rounding alone may explain the change
         return metric
-    return replace(metric, pairs=(*metric.pairs, (s, y)))
+    return replace(metric, steps=(*metric.steps, _Step(s, y, along)))
 
 
 def _mean_curvature(matrix: Array) -> float:

@@ -51,10 +51,10 @@ class Lane:
         """The fewest bits that distinguish the 2 reach + 1 possible totals."""
         return (2 * self.reach).bit_length()
 
-    def total(self, residue: int) -> int:
-        """Return the total within the bound that has this residue modulo 2^width."""
+    def total(self, residue: int, width: int) -> int:
+        """Return the total within the bound that has this residue modulo 2^width, of the lane's width."""
         lowest = self.centre - self.reach
-        offset = (residue - lowest) & ((1 << self.width) - 1)
+        offset = (residue - lowest) & ((1 << width) - 1)
         if offset > 2 * self.reach:
             raise DecodeError(OUT_OF_STEP)
         return lowest + offset
@@ -125,7 +125,7 @@ class Packing:
         whole = reduce(self.add, sums)
         digits, at, totals = f"{whole.packed:0{self.bits}b}", 0, []
         for lane, width in zip(self.lanes, self._widths, strict=True):
-            totals.append(lane.total(int(digits[at : at + width] or "0", 2)))
+            totals.append(lane.total(int(digits[at : at + width] or "0", 2), width))
             at += width
         if self.pack(totals).check != whole.check:
             raise DecodeError(OUT_OF_STEP)

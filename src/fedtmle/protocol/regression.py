@@ -19,6 +19,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import final
 
 import numpy as np
@@ -124,7 +125,7 @@ class _Rounded(AbstractTotals[Integers | None, Integers | None]):
         image = self.image(sums.values(n_rows))
         return tuple(int(z) for z in np.rint(np.ldexp(image, -self.answer_exponent)))
 
-    @property
+    @cached_property  # the guard, the masks and the looks ask for them
     def lanes(self) -> tuple[Lane, ...]:
         """The totals are sums of N_m z_m; each row's derivative has a public bound.
 

@@ -18,6 +18,7 @@ from fedtmle.model.exact import (
     GRID_BITS,
     Sums,
     column_shifts,
+    dot,
     nearest,
     query_shifts,
     zero_sums,
@@ -52,7 +53,8 @@ _PARTS = {Part.LOSS: "loss", Part.GRADIENT: "gradient", Part.HESSIAN: "curvature
 
 def norm(vector: Array) -> float:
     """Return the Euclidean norm by correctly rounded sums: the same at every party."""
-    return math.sqrt(math.fsum(float(v) * float(v) for v in vector))
+    values = np.asarray(vector, dtype=np.float64).tolist()
+    return math.sqrt(dot(values, values))
 
 
 def mean_gradient(model: Model, law: Law, eps: Array, sums: Sums, n: int) -> Array:

@@ -132,10 +132,12 @@ def head_path(path: Path) -> Path:
 def write_head(path: Path, count: int, digest: str, key: SigningKey) -> None:
     """Sign the head of the file at ``path`` and replace it, in one step."""
     signature = key.sign(_statement(path, count, digest)).hex()
-    head, scratch = head_path(path), path.with_suffix(".head.new")
-    scratch.write_bytes(msgspec.json.encode(Head(count=count, digest=digest, signature=signature)))
-    scratch.chmod(0o600)
-    scratch.replace(head)
+    head = str(head_path(path))
+    scratch = f"{head}.new"
+    with open(scratch, "wb") as file:
+        file.write(msgspec.json.encode(Head(count=count, digest=digest, signature=signature)))
+    os.chmod(scratch, 0o600)
+    os.replace(scratch, head)
 
 
 def read_head(path: Path, public: bytes) -> Head | None:
