@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedtmle.data.convert import (
     AbstractReader,
@@ -422,8 +423,7 @@ def streamed(batches: Batches, defects: Defects) -> StreamedTable:
         for name, factor in batch.factors.items():
             seen.setdefault(name, set()).add(factor.levels)
             counts.setdefault(name, Counter()).update(dict(zip(factor.levels, factor.counts, strict=True)))
-            hashed = np.array([_hash(level) for level in factor.levels] + [0], dtype=np.uint64)
-            digests.setdefault(f"factor {name}", hashlib.blake2b()).update(hashed[factor.codes].data)
+            digests.setdefault(f"factor {name}", hashlib.blake2b()).update(hashed_levels(factor).data)
     # Declared levels are the same in every batch, in the study's order. Others are sorted, as in one table.
     levels = {
         name: next(iter(seen[name])) if len(seen[name]) == 1 else tuple(in_order(rows))
@@ -446,5 +446,7 @@ def streamed(batches: Batches, defects: Defects) -> StreamedTable:
     return StreamedTable(n_rows=n_rows, factor_counts=in_levels, digest=whole.digest(), read=read)
 
 
-def _hash(label: str) -> int:
-    return int.from_bytes(hashlib.blake2b(label.encode(), digest_size=8).digest())
+def hashed_levels(factor: Factor) -> NDArray[np.uint64]:
+    """Return a hash of each row's level, 0 where it is missing: the same whatever codes the levels have."""
+    hashes = [hashlib.blake2b(level.encode(), digest_size=8).digest() for level in factor.levels]
+    return np.array([*map(int.from_bytes, hashes), 0], dtype=np.uint64)[factor.codes]

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedtmle.data import Column, DataErrors, Kind, Schema, SiloFile, load
+from fedtmle.data.source import hashed_levels
 from fedtmle.errors import InputError, JournalError
 from fedtmle.model.budget import OWNER_DELTA
 from fedtmle.model.table import AnyTable, Table
@@ -65,9 +66,7 @@ def _digests_of(table: Table, columns: Collection[ReadColumn], key: bytes) -> Di
     cells = []
     for column in sorted(columns, key=lambda column: (column.name, column.kind)):
         if column.kind == "factor":
-            factor = table.factors[column.name]
-            labels = np.array([_label(level) for level in factor.levels] + [0], dtype=np.uint64)
-            cells.append(labels[factor.codes])
+            cells.append(hashed_levels(table.factors[column.name]))
         else:
             values = table.numeric[column.name] + 0.0  # no negative zero
             cells.append(np.where(np.isnan(values), np.nan, values).view(np.uint64))
@@ -80,10 +79,6 @@ def _digests_of(table: Table, columns: Collection[ReadColumn], key: bytes) -> Di
         digests.append(digest.digest())
     joined = b"".join(digests)
     return np.frombuffer(joined, dtype=f"S{DIGEST}")
-
-
-def _label(level: str) -> int:
-    return int.from_bytes(hashlib.blake2b(level.encode(), digest_size=8).digest())
 
 
 @dataclass(frozen=True)
