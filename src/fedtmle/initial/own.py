@@ -19,7 +19,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple, TypeVar, final
+from typing import NamedTuple, TypeVar, final
 
 import numpy as np
 
@@ -39,7 +39,7 @@ from fedtmle.initial.glm import (
     Ridge,
     over_long,
 )
-from fedtmle.initial.syntax import Categorical, Formula
+from fedtmle.initial.syntax import Categorical, Formula, Term
 from fedtmle.model import kernels
 from fedtmle.model.exact import cholesky, dot, solve_factored
 from fedtmle.model.problem import JudgedTogether
@@ -93,7 +93,7 @@ def own_formula(formula: Formula, levels: Levels) -> OwnFormula | None:
         numbers, factors = _piece(column)
         return any(numbers == of and factors <= known for of, known in pieces)
 
-    def is_left(term: tuple[Any, ...]) -> bool:
+    def is_left(term: Term) -> bool:
         return not all(map(is_spanned, design_columns(Formula(intercept=False, terms=(term,)), levels)))
 
     own = Formula(intercept=is_spanned(()), terms=terms)
@@ -283,11 +283,20 @@ class ProfiledModel(AbstractRegressionModel):
 
     def _alone(self, eps: Array) -> GLMModel | MultinomialModel:
         """Return the model of the block's columns, with the predictor of the others as offset."""
-        own: dict[str, Any] = {"formula": self.own, "scales": self._own_scales, "ridge": 0.0}
         if isinstance(self.whole, MultinomialModel):
-            return replace(self.whole, offset_model=self._classes_at(eps), **own)
+            offset_model, whole = self._classes_at(eps), self.whole
+            return replace(
+                whole, formula=self.own, scales=self._own_scales, ridge=0.0, offset_model=offset_model
+            )
         response = OffsetResponse(response=self.whole.response, offset_model=self._at(eps))
-        return replace(self.whole, response=response, ranges=None, **own)
+        return replace(
+            self.whole,
+            formula=self.own,
+            scales=self._own_scales,
+            ridge=0.0,
+            response=response,
+            ranges=None,
+        )
 
     def _intercept(self, eps: Array, rows: AnyTable) -> float:
         """Return the intercept that minimises the loss if the rest of the block is zero."""

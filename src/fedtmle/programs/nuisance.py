@@ -232,10 +232,19 @@ def fitted_model(
     else:
         scales = np.array(model.scales)
         beta = tuple(tuple(map(float, row)) for row in np.ldexp(eps.reshape(-1, len(scales)), -scales))
-    shared: dict[str, Any] = {"formula": formula, "levels": levels, "error": error, "bits": bits, "own": own}
     if regression.classes:
-        return FittedMultinomial(coefficients=beta, **shared)
-    return FittedGLM(family=regression.family_of(glm), coefficients=beta[0], **shared)
+        return FittedMultinomial(
+            formula=formula, levels=levels, coefficients=beta, error=error, bits=bits, own=own
+        )
+    return FittedGLM(
+        formula=formula,
+        levels=levels,
+        family=regression.family_of(glm),
+        coefficients=beta[0],
+        error=error,
+        bits=bits,
+        own=own,
+    )
 
 
 def fit_exactly(
