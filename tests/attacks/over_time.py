@@ -459,7 +459,7 @@ class OwnIntercept(AbstractCombination):
         ((query, sums),) = sums_of(server, answer, ArmResponse)
         names, scales = list(query.problem.design_names), np.exp2(np.array(query.problem.scales))
         dim = len(names)
-        own = np.array([(name == "1") - (name.startswith("C(silo)")) for name in names])  # all but the others
+        own = np.array([(name == "1") - name.startswith("C(") for name in names])  # all but the others
         first = sums[dim : 2 * dim] * scales * scales[0]  # the Hessian's first row: a quarter of each count
         people = 4.0 * float(own @ first)
         return people, people / 2 - float(own @ (sums[:dim] * scales))
@@ -472,6 +472,24 @@ class OwnSlope(OwnIntercept):
     """Has a slope of each silo in a model, whose column would have one silo's own sum for its total."""
 
     formula = "smoker + w*C(silo)"
+
+
+class OwnLevel(OwnIntercept):
+    """Has a column of the table in a model that names the silo, so that a total is one silo's own sum."""
+
+    formula = "w + C(site)"
+    strict: dict[str, Any] = {}  # noqa: RUF012 - read only
+
+    def __init__(self) -> None:
+        super().__init__()
+        variables = ft.Variables({**VARIABLES, **declare(site=list("abcdef"))})
+        self.options = {**self.options, "variables": variables}
+
+    def columns(self) -> Columns:
+        return {**super().columns(), "site": np.repeat("a", 60)}
+
+    def crowd(self, silo: str) -> Any:
+        return load({**self.columns(), "site": np.repeat(silo, 60)}, schema_of(self.study()), silo=silo)
 
 
 ATTACKS: tuple[AbstractAttack, ...] = (
@@ -488,3 +506,4 @@ ATTACKS: tuple[AbstractAttack, ...] = (
     SaidToBeAbsent(),
 )
 HIDDEN: tuple[AbstractAttack, ...] = (OwnIntercept(), OwnSlope())  # nothing of one silo is asked for
+WORKING: tuple[AbstractAttack, ...] = (OwnLevel(),)

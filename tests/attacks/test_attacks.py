@@ -29,7 +29,7 @@ ATTACKS: dict[str, AbstractAttack] = {
     for attack in module.ATTACKS
 }
 WORKING: dict[str, AbstractAttack] = {
-    type(attack).__name__: attack for attack in (*invented.WORKING, *followup.WORKING)
+    type(attack).__name__: attack for attack in (*invented.WORKING, *over_time.WORKING, *followup.WORKING)
 }
 HIDDEN: dict[str, AbstractAttack] = {type(attack).__name__: attack for attack in over_time.HIDDEN}
 SUPPRESSED: dict[str, AbstractAttack] = {type(attack).__name__: attack for attack in followup.SUPPRESSED}

@@ -16,6 +16,7 @@ ELSEWHERE = {
     "trust_looks": "tests/protocol/test_looks.py, test_few_silos_believe_each_other_if_their_owners_let_them",
     "allow_targets": "tests/golden/runs.py, refusal/allow_targets",
     "fresh_batches": "a consent; without it min_batch refuses: tests/protocol/test_batches.py",
+    "allow_own_columns": "tests/protocol/test_alone.py, test_an_owner_may_mind",
     "allow_unsigned": "tests/engine/test_endpoint.py, test_an_owner_may_want_signed_requests",
     "max_bits": "tests/studies/test_memory.py, test_the_policy_limits_what_all_studies_tell",
     "max_epsilon": "tests/studies/test_owners_budget.py, test_one_study_may_be_too_much",

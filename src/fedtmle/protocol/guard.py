@@ -24,7 +24,7 @@ from fedtmle.model.submodel import AbstractRowsSubmodel, AbstractSubmodel, Strea
 from fedtmle.model.submodels import Profiled, by_person
 from fedtmle.model.types import Array, Part
 from fedtmle.protocol.looks import LookGroups, Looks, Rule
-from fedtmle.protocol.masked import open_members
+from fedtmle.protocol.masked import LookQuery, open_members
 from fedtmle.protocol.messages import Reason
 from fedtmle.protocol.plan import Plan
 from fedtmle.protocol.policy import TARGETS, Policy
@@ -43,9 +43,12 @@ from fedtmle.protocol.query import (
 )
 from fedtmle.protocol.subjects import (
     TRUST,
+    AbstractSubject,
     Designs,
     FreshBatches,
+    Subject,
     Union,
+    about_alone,
     about_answer,
     about_combination,
     about_models,
@@ -148,6 +151,9 @@ class Guard:
         self._batch_sizes: list[int] = []
         self._fresh: FreshBatches | None = None  # the batches so far, if they may be drawn anew
         self._left_out: frozenset[int] = frozenset()  # members of the last examined query
+        self._compared: list[AbstractSubject] = []  # whose columns were compared with those of all silos
+        self.alone: dict[str, None] = {}  # columns and levels that the silo has alone, as far as it can know
+        self.remark = ""  # about the last examined query, for the owner's ledger
 
     def open(self, plan: Plan, n_rows: int, smallest_part: int) -> None:
         """Check the plan before anything is answered.
@@ -228,8 +234,11 @@ class Guard:
 
         ``looks`` are those of a masked session: what is public about the rows of all silos.
         """
+        self.remark = ""
         for member in query.members:
             self._examine_people(member, local)
+            if isinstance(member, LookQuery):
+                self._examine_alone(member, local)
         declined: set[int] = set()
         for member in query.members:
             rows = member.rows_of(local)
@@ -306,6 +315,19 @@ class Guard:
             strictest = max(query.floors, key=partial(_floor, self.policy))
             raise RefusalError(Reason.POLICY, strictest)
 
+    def _examine_alone(self, look: LookQuery, local: Local) -> None:
+        """Find the columns that no other silo has: totals over all silos are the silo's own sums there."""
+        found: dict[str, None] = {}
+        for each in look.asked:
+            if not any(map(each.subject.has_columns_of, self._compared)):
+                self._compared.append(each.subject)
+                found |= dict.fromkeys(each.lone_columns(local, look.groups, self.policy.colluders))
+        if found and not self.policy.allow_own_columns:
+            raise RefusalError(Reason.POLICY, "allow_own_columns", about_alone(tuple(found)))
+        if found:
+            self.alone |= found
+            self.remark = about_alone(tuple(found))
+
     def release(self, query: AbstractQuery[Answer, Pooled], answer: Answer, n_rows: int) -> Answer:
         """Return the answer as it may leave the silo, or refuse it."""
         for member, part in zip(query.members, query.split(answer), strict=True):
@@ -367,6 +389,7 @@ class Guard:
         The result is reused at nearby eps, as far as the declared ranges of the columns prove it.
         """
         if self._rehearsed_rules is not None and point.model.judged_together is not None:
+            self._rehearse_alone(point, local)
             return True  # without the other silos nothing can be said
         if looks is None or point.batch is not None:
             return False
@@ -398,6 +421,21 @@ class Guard:
                 self._examined[key] = min(found, key=lambda each: each.radius)
         self._examine_union(point, local, looks, rules)
         return True
+
+    def _rehearse_alone(self, point: Evaluation, local: Local) -> None:
+        """Find the levels that everyone at the silo has: perhaps nobody elsewhere has them."""
+        facts = point.model.judged_together
+        if facts is None or point.batch is not None:
+            return
+        subject = Subject(point, Part.GRADIENT, facts)
+        if any(map(subject.has_columns_of, self._compared)):
+            return
+        self._compared.append(subject)
+        people = subject.people(local).tolist()
+        levels = zip(subject.labels, people, strict=True)
+        self.alone |= dict.fromkeys(
+            name for name, count in levels if count and count == max(people) and "[" in name
+        )
 
     def _rules(self, groups: LookGroups) -> list[Rule] | None:
         """Return the rules for judging this silo's rows with those of others; None: by its own rows alone."""

@@ -314,6 +314,20 @@ class Asked(NamedTuple):
     def dim(self) -> int:
         return len(self.C)
 
+    def lone_columns(self, local: Local, groups: Groups, liars: int) -> Iterator[str]:
+        """Yield the columns and levels that a silo has alone, or at most with silos that may lie.
+
+        A silo knows that an honest one has a column too if others have it in more groups than liars can be
+        in. If there is but one group, it must believe the others.
+        """
+        most = min(liars, len(groups) - 1)
+        own = self.subject.people(local).tolist()
+        mine = [local.name in group for group in groups]
+        for name, count, *by_group in zip(self.subject.labels, own, *self.people, strict=True):
+            others = sum(people > count * is_mine for people, is_mine in zip(by_group, mine, strict=True))
+            if count and others <= most:
+                yield name
+
     @property
     def error(self) -> float:
         """A bound on the operator norm of the rounding error of M."""
@@ -369,12 +383,9 @@ class LookQuery(AbstractLook):
         """Return the columns and levels that between 1 and ``floor`` - 1 people of all silos have."""
         rare: dict[str, None] = {}
         for each in self.asked:
-            names = each.subject.names
             totals = map(sum, zip(*each.people, strict=True))
-            for combination, total in zip(each.subject.facts.combinations, totals, strict=True):
-                if 0 < total < floor:
-                    name = names[combination[-1][0]]
-                    rare[name if len(combination) == 1 else f"the reference level of {name}"] = None
+            named = zip(each.subject.labels, totals, strict=True)
+            rare |= dict.fromkeys(name for name, total in named if 0 < total < floor)
         return tuple(rare)
 
     def _rounded(self, each: Asked, local: Local) -> Iterator[int]:

@@ -191,6 +191,13 @@ class Policy:
     allow_models: bool = _key(
         _PERMIT, True, True, "Send models fitted to the silo's records alone, if asked to."
     )
+    allow_own_columns: bool = _key(
+        _PERMIT,
+        True,
+        True,
+        "In a masked study, answer though no other silo has people with a model's covariate (a level, say): "
+        "totals are then your silo's own sums.",
+    )
     allow_open: bool = _key(
         _CONSENT,
         False,

@@ -68,6 +68,12 @@ class AbstractSubject(ABC):
                 vector[j] = factor
         return vectors
 
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The names of these combinations: columns and reference levels."""
+        named = ((self.names[each[-1][0]], len(each)) for each in self.facts.combinations)
+        return tuple(name if size == 1 else f"the reference level of {name}" for name, size in named)
+
     def people(self, local: Local) -> IntArray:
         """Return how many people of a silo have each combination of columns that is not zero."""
         vectors = self.combinations
@@ -488,6 +494,15 @@ def about_support(names: Sequence[str] | None, is_rare: Sequence[bool]) -> str:
 def about_rare(names: Sequence[str]) -> str:
     """Return advice about columns and levels that too few people have, counted over all silos."""
     return f"Too few people of all silos are in {_listed(names)}: {RARE}."
+
+
+def about_alone(names: Sequence[str]) -> str:
+    """Return advice about columns and levels that the silo has alone, as far as the others are believed."""
+    return (
+        f"As far as the other silos are believed, yours alone has people in {_listed(names)}: totals over "
+        "all silos are your silo's own sums there, and masks do not hide them. Leave these columns out, or "
+        "merge their levels."
+    )
 
 
 def about_combination(names: Sequence[str] | None, pieces: Pieces, space: RowSpace | None = None) -> str:

@@ -201,12 +201,17 @@ class Records:
         )
 
     def _explained(self, message: messages.Request | None, decision: str, query: Query | None) -> str:
-        """Return in words what was answered: a query, or the opening with the limits that were lowered."""
+        """Return in words what was answered: a query, or the opening with the limits that were lowered.
+
+        The guard may have a remark on the query.
+        """
         if decision != "answered":
             return ""
         if isinstance(message, Open):
             return "; ".join(map(lowered_limit, self._guard.policy.lowered))
-        return query.explanation if isinstance(message, Begin | Ask) and query is not None else ""
+        if not isinstance(message, Begin | Ask) or query is None:
+            return ""
+        return ". ".join(filter(None, (query.explanation, self._guard.remark)))
 
     def resume(self, follow: Callable[[messages.Request, messages.Reply, str], None]) -> None:
         """Resume from the journal: ``follow`` takes the silo through each request, its reply and its time.

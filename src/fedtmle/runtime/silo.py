@@ -504,6 +504,11 @@ class Silo:
             self.local = local_outcome(self._fitted, retirement.problem, retirement.law, retirement)
         return reply, Event.REPLIED
 
+    @property
+    def alone(self) -> tuple[str, ...]:
+        """Columns that this silo has alone, as far as it knows; in a rehearsal, levels that everyone has."""
+        return tuple(self._guard.alone)
+
     def _released(self, query: Query) -> object:
         """Return the answer as it may leave the silo; that of a retired silo does not depend on its rows."""
         retired = None if self.local is None else query.retired_answer()

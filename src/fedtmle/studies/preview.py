@@ -220,6 +220,7 @@ class Preview:
     ``brought`` are the classes of other distributions that the study would run here. If the study
     ``judges_together``, the sums of its models are not judged here: that needs the rows of all silos.
     ``lowered`` are the limits of the policy that are laxer than the package's own, with the reasons.
+    ``shared_levels`` are levels in a masked study's models that everyone at the silo has.
     """
 
     silo: str
@@ -237,6 +238,7 @@ class Preview:
     is_masked: bool = False
     judges_together: bool = False
     lowered: tuple[str, ...] = ()
+    shared_levels: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, object]:
         return asdict(self)
@@ -315,6 +317,7 @@ def preview(plan: Plan, file: SiloFile) -> Preview:
         is_masked=plan.is_masked,
         judges_together=file.policy.judges_together(plan.look_groups),
         lowered=tuple(map(lowered_limit, file.policy.lowered)),
+        shared_levels=silo.alone,
     )
 
 

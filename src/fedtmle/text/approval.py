@@ -56,7 +56,20 @@ def render_preview(view: Preview) -> str:
     lines += ["", *preview_verdict(view)]
     for obstacle in view.obstacles:
         lines += wrapped(obstacle, first="* ", indent="  ")
+    lines += [line for words in shared_levels(view) for line in ("", *wrapped(words))]
     return "\n".join(lines)
+
+
+def shared_levels(view: Preview) -> list[str]:
+    """Return a remark if everyone at the silo has a level that perhaps no other silo has, under masks."""
+    if not view.shared_levels:
+        return []
+    named = ", ".join(view.shared_levels)
+    return [
+        f"All your people are in {named}. If no other silo has people there, totals over all silos are your "
+        "silo's own sums, and masks do not hide them. Your silo sees during the study whether that is so, "
+        "and its account says it; allow_own_columns = false in [policy] refuses such a study."
+    ]
 
 
 def lowered(limits: Sequence[str]) -> list[str]:
@@ -353,6 +366,8 @@ def render_approval(approval: Approval) -> str:
             lines += _bullet(each)
     if approval.has_own_columns:
         lines += ["", *wrapped(f"LOOK: {OWN_COLUMNS}")]
+    for words in shared_levels(approval.preview):
+        lines += ["", *wrapped(f"LOOK: {words}")]
     lines += lowered(approval.lowered)
     return "\n".join([*lines, "", *_past(approval), "", *_verdicts(approval)])
 

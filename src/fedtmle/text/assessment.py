@@ -27,6 +27,7 @@ from fedtmle.text.approval import (
     refusal,
     sent_size,
     sentence,
+    shared_levels,
 )
 from fedtmle.version import __version__
 
@@ -268,6 +269,7 @@ def _risk(plan: Plan, study: Study, approval: Approval) -> list[str]:
         lines += [f"* **Numbers inside I() can single out one person.** Ask why they are there: {terms}."]
     if approval.has_own_columns:
         lines += [f"* **{OWN_COLUMNS}**"]
+    lines += [f"* **{_cell(words)}**" for words in shared_levels(view)]
     if not plan.is_masked:
         lines += [
             "* The server reads this silo's sums, and could compare them over rounds and studies. From them "
