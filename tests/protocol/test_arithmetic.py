@@ -24,7 +24,9 @@ LOCAL = {
     ("fits.py", "row_means"),
     ("fits.py", "gap_bound"),
     ("masked.py", "space"),
-    ("masked.py", "has_rests"),
+    ("masked.py", "spaces"),
+    ("masked.py", "_own_gram"),
+    ("masked.py", "share_of"),
     ("subjects.py", "people"),
 }
 PRODUCTS = ("dot", "vdot", "inner", "matmul", "tensordot", "einsum", "matvec", "vecdot", "vecmat", "convolve")

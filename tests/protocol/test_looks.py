@@ -194,6 +194,7 @@ def test_a_look_lasts_less_long_if_few_people_have_a_column(
         sizes=(3, 3),
         people=((100, rare - rare // 3), (100, rare // 3)),
         error=0.01,
+        exponent=0,
         n=400,
     )
     for part in (-1.0, 1.0):

@@ -116,6 +116,20 @@ class JudgedTogether(NamedTuple):
         return max(-math.fsum(map(min, ends)), math.fsum(map(max, ends)), 0.0)
 
 
+class ClosingBlock(NamedTuple):
+    """Public facts by which silos judge together some columns of `AbstractProblem.disclosed_columns`.
+
+    ``columns`` are their places, |value| is at most ``sizes``, mostly far less in those that are ``uneven``.
+    Those at the places ``alike`` of the block may be equal for everyone, so that one of them is enough.
+    """
+
+    names: tuple[str, ...]
+    columns: tuple[int, ...]
+    sizes: tuple[float, ...]
+    uneven: tuple[bool, ...]
+    alike: tuple[int, ...] = ()
+
+
 class AbstractModel(ABC, Generic[Law, Rows]):
     """A loss over rows, fluctuated by eps around a law: all that an optimiser needs.
 
@@ -274,6 +288,14 @@ class AbstractProblem(AbstractModel[Law, Rows]):
     def disclosed_groups(self) -> int:
         """The number of equal groups in which the guard judges the other columns; two with clusters."""
         return 1
+
+    @property
+    def closing_blocks(self) -> tuple[ClosingBlock, ...]:
+        """The columns that masked silos judge together, as the guard does; () if each has its own rows only.
+
+        Each column is then in one block.
+        """
+        return ()
 
     # Methods that every party applies to a law.
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast, final
 
 from fedtmle.errors import FedTMLEError
+from fedtmle.model.problem import ClosingBlock
 from fedtmle.protocol.codes import AbstractCode, Integers
 from fedtmle.protocol.masks import Lane
 from fedtmle.protocol.query import (
@@ -114,6 +115,10 @@ class ViewedQuery(AbstractQuery[object, object]):
 
     def disclosed_columns(self, local: Local) -> DisclosedColumns | None:
         return self.query.disclosed_columns(self.rows_of(local))
+
+    @property
+    def closing_blocks(self) -> tuple[ClosingBlock, ...]:
+        return self.query.closing_blocks
 
     @property
     def floors(self) -> tuple[str, ...]:

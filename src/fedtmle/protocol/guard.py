@@ -24,7 +24,7 @@ from fedtmle.model.submodel import AbstractRowsSubmodel, AbstractSubmodel, Strea
 from fedtmle.model.submodels import Profiled, by_person
 from fedtmle.model.types import Array, Part
 from fedtmle.protocol.looks import LookGroups, Looks, Rule
-from fedtmle.protocol.masked import LookQuery, open_members
+from fedtmle.protocol.masked import LookQuery, PooledLevels, open_members
 from fedtmle.protocol.messages import Reason
 from fedtmle.protocol.plan import Plan
 from fedtmle.protocol.policy import TARGETS, Policy
@@ -44,6 +44,7 @@ from fedtmle.protocol.query import (
 from fedtmle.protocol.subjects import (
     TRUST,
     AbstractSubject,
+    ClosingRows,
     Designs,
     FreshBatches,
     Subject,
@@ -60,6 +61,7 @@ from fedtmle.protocol.subjects import (
 LAXEST = Policy()  # the laxest policy that a silo file can state without a reason
 MOST_DECLINED = 4  # answers that a silo may decline in one study; each discloses a bit about its rows
 MOST_KEPT = 1 << 22  # numbers of disclosed columns to keep in memory; beyond, they are evaluated again
+NEARLY_ALONE = 1.0 - 1e-6  # a share, by the own rows, with which one person is alone: no look is asked for
 MARGIN = 1.5  # factor by which a look should stay below the limit, so that it also holds at nearby points
 
 
@@ -154,6 +156,7 @@ class Guard:
         self._compared: list[AbstractSubject] = []  # whose columns were compared with those of all silos
         self.alone: dict[str, None] = {}  # columns and levels that the silo has alone, as far as it can know
         self.remark = ""  # about the last examined query, for the owner's ledger
+        self.is_void = False  # whether the silo may not disclose its part of that query yet
 
     def open(self, plan: Plan, n_rows: int, smallest_part: int) -> None:
         """Check the plan before anything is answered.
@@ -235,12 +238,13 @@ class Guard:
         ``looks`` are those of a masked session: what is public about the rows of all silos.
         """
         self.remark = ""
+        self.is_void = False
         for member in query.members:
             self._examine_people(member, local)
             if isinstance(member, LookQuery):
                 self._examine_alone(member, local)
         declined: set[int] = set()
-        for member in query.members:
+        for number, member in enumerate(query.members):
             rows = member.rows_of(local)
             for point in member.evaluations():
                 try:
@@ -251,9 +255,46 @@ class Guard:
                         refusal.advice = refusal.advice or self._about_point(member, point, rows)
                         raise
                     declined.add(id(member))
-            if not member.is_optional and not _may_disclose(member, local, self.policy):
-                raise RefusalError(Reason.POLICY, "min_people", self._about_columns(member, local))
+            if not member.is_optional:
+                self._examine_columns(member, number, local, looks)
         self._left_out = left_out(query, local, self.policy) | declined
+
+    def _examine_columns(self, query: Query, number: int, local: Local, looks: Looks | None) -> None:
+        """Check the columns of an answer by the own rows or, if these prove little, by those of all silos.
+
+        Before a look the answer is void instead; ``number`` is that of the query in its round.
+        """
+        largest = largest_share(query, local, self.policy)
+        if not largest or largest <= self._allowed:
+            return
+        rules = None if looks is None else self._rules(looks.groups)
+        if largest <= NEARLY_ALONE and query.closing_blocks:
+            if self._rehearsed_rules is not None:
+                return  # without the other silos nothing can be said
+            if looks is not None and rules is not None and looks.may_be_void:
+                self.is_void = True
+                return
+            if looks is not None and rules is not None and number in looks.closing:
+                self._examine_closing(query, number, local, looks, rules)
+                return
+        raise RefusalError(Reason.POLICY, "min_people", self._about_columns(query, local))
+
+    def _examine_closing(
+        self, query: Query, number: int, local: Local, looks: Looks, rules: list[Rule]
+    ) -> None:
+        """Check the rows behind closing sums against those of all silos, where the own do not suffice."""
+        judged = looks.closing[number]
+        advice = self._about_columns(query, local)
+        if not has_all_columns(query, local, judged):
+            raise RefusalError(Reason.POLICY, "min_people", advice)
+        for levels in judged:
+            block = ClosingRows.of(query, levels.subject.block)
+            if largest_leverage(partial(block.rows, local)) <= self._allowed:
+                continue
+            for rule in rules:
+                allowed = self._allowed_by(rule) * levels.rest(local, rule.colluders)
+                if not looks.closing_leverage(levels, local, rule.left_out, allowed) <= allowed:
+                    raise RefusalError(Reason.POLICY, rule.floor, advice)
 
     def _about_columns(self, query: Query, local: Local) -> str:
         """Return advice about the columns whose sums an answer consists of."""
@@ -672,11 +713,36 @@ def _allowed(policy: Policy) -> float:
     return (1.0 + 1e-9) / policy.min_people
 
 
-def _may_disclose(query: Query, local: Local, policy: Policy) -> bool:
-    """Return whether every combination of the columns that a query asks for rests on enough people."""
+def largest_share(query: Query, local: Local, policy: Policy) -> float:
+    """Return a bound of a person's share in combinations of the columns that a query asks for, by own rows.
+
+    It is 0 if they are not judged, and need not be sharp if the policy allows it.
+    """
     if not policy.min_people > 0 or (disclosed := query.disclosed_columns(local)) is None:
-        return True
-    return _largest_of_columns(disclosed, _allowed(policy)) <= _allowed(policy)
+        return 0.0
+    return _largest_of_columns(disclosed, _allowed(policy))
+
+
+def _may_disclose(query: Query, local: Local, policy: Policy) -> bool:
+    """Return whether every combination of the columns that a query asks for rests on enough own people."""
+    share = largest_share(query, local, policy)
+    return not share or share <= _allowed(policy)
+
+
+def has_all_columns(query: Query, local: Local, judged: Iterable[PooledLevels]) -> bool:
+    """Return whether the columns that silos judge together are all those behind an answer, at this silo."""
+    subjects = [levels.subject for levels in judged]
+    count = sum(len(subject.block.columns) for subject in subjects)
+    disclosed = query.disclosed_columns(local)
+    pieces = () if disclosed is None else disclosed.pieces()
+    return all(len(piece) == count for piece in pieces) and all(
+        each.loses_nothing(local) for each in subjects
+    )
+
+
+def is_void(query: Query, local: Local, policy: Policy) -> bool:
+    """Return whether a silo that answers leaves a round void that may be: its own rows prove too little."""
+    return not all(_may_disclose(member, local, policy) for member in query.members if not member.is_optional)
 
 
 def left_out(query: Query, local: Local, policy: Policy) -> frozenset[int]:

@@ -41,9 +41,9 @@ holds there.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass
-from itertools import combinations
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from itertools import combinations, islice
 from typing import NamedTuple, TypeVar, final
 
 import numpy as np
@@ -51,9 +51,19 @@ import numpy as np
 from fedtmle.model.leverage import RowSpace
 from fedtmle.model.problem import JudgedTogether
 from fedtmle.model.types import Array, Part
-from fedtmle.protocol.masked import Asked, Groups, LookQuery, People, PeopleQuery, PooledGram, SharesQuery
-from fedtmle.protocol.query import Evaluation, Flow, Local, Model, Phase, Query
-from fedtmle.protocol.subjects import AbstractSubject, Subject, Union, subjects_of
+from fedtmle.protocol.masked import (
+    LEVELS,
+    Asked,
+    Groups,
+    LookQuery,
+    People,
+    PeopleQuery,
+    PooledGram,
+    PooledLevels,
+    SharesQuery,
+)
+from fedtmle.protocol.query import VOID, Evaluation, Flow, Local, Model, Phase, Query
+from fedtmle.protocol.subjects import AbstractSubject, ClosingRows, Subject, Union, subjects_of
 
 Result = TypeVar("Result")
 Due = tuple[AbstractSubject, Array]  # what to look at, and the coordinates
@@ -114,6 +124,21 @@ class LookGroups:
         return None
 
 
+def closings_of(query: Query) -> dict[int, tuple[ClosingRows, ...]]:
+    """Return the rows behind closing sums that silos can judge together, by the number of the member.
+
+    If noise is added, a query is asked once: a second draw would tell more.
+    """
+    if any(member.noise is not None for member in query.members) or query.retired_answer() is not None:
+        return {}
+    found = {
+        number: tuple(ClosingRows.of(member, block) for block in member.closing_blocks)
+        for number, member in enumerate(query.members)
+        if member.lanes is not None
+    }
+    return {number: rows for number, rows in found.items() if rows}
+
+
 def groups_left_out(
     groups: Groups, liars: int, doubted: Collection[str] = ()
 ) -> list[tuple[int, ...]] | None:
@@ -137,9 +162,16 @@ class Looks:
         self._known: list[PooledGram] = []
         self._counted: list[tuple[AbstractSubject, People]] = []
         self._unions: list[Union] = []  # one for each response
+        self._has_been_void = False
+        self.may_be_void = False  # whether silos may leave this round's query without an answer
+        self.closing: Mapping[int, tuple[PooledLevels, ...]] = {}  # by member of this round's query
 
     def before(self, flow: Flow[Result]) -> Flow[Result]:
-        """Return the flow with a look before each query whose rows are not known well enough."""
+        """Return the flow with a look before each query whose rows are not known well enough.
+
+        Closing sums are asked at once. If some silo may not disclose its part, the round is void: nothing is
+        disclosed. Only then, and before all later closing sums, there is a look at the rows behind them.
+        """
         pooled: object = None
         while True:
             try:
@@ -148,7 +180,44 @@ class Looks:
                 result: Result = stop.value
                 return result
             yield from self._look(query)
+            closings = closings_of(query)
+            if closings and not self._has_been_void:
+                self.may_be_void = True
+                pooled = yield query
+                self.may_be_void, self._has_been_void = False, pooled is VOID
+                if pooled is not VOID:
+                    continue
+            if closings:
+                self.closing = yield from self._look_at_closings(closings, query.phase)
             pooled = yield query
+            self.closing = {}
+
+    def _look_at_closings(
+        self, closings: Mapping[int, tuple[ClosingRows, ...]], phase: Phase
+    ) -> Flow[dict[int, tuple[PooledLevels, ...]]]:
+        """Ask once for the rounded matrices of the rows behind closing sums, at all levels.
+
+        Rounding is to about a person's part: the totals over all silos are off by at most 1.
+        """
+        groups, grid = self.groups.groups, 1 - (self._n - 1).bit_length()
+        subjects = tuple(subject for each in closings.values() for subject in each)
+        count = PeopleQuery(subjects=subjects, n=self._n, groups=groups, phase=phase)
+        counted = count.by_group((yield count))
+        chosen = [subject.distinct(people) for subject, people in zip(subjects, counted, strict=True)]
+        asked = [
+            Asked(replace(subject, level=level), np.eye(len(subject.kept)), grid, people)
+            for subject, people in chosen
+            for level in range(LEVELS)
+        ]
+        look = LookQuery(asked=tuple(asked), n=self._n, groups=groups, phase=phase)
+        grams = look.grams((yield look))
+        found = [PooledLevels(levels=tuple(grams[k : k + LEVELS])) for k in range(0, len(grams), LEVELS)]
+        if self.groups.discloses_shares:
+            shares = SharesQuery(grams=tuple(found), silos=len(groups[0]), phase=phase)
+            rests = shares.by_gram((yield shares))
+            found = [replace(each, by_rest=rest) for each, rest in zip(found, rests, strict=True)]
+        rest = iter(found)
+        return {number: tuple(islice(rest, len(own))) for number, own in closings.items()}
 
     def _look(self, query: Query) -> Flow[None]:
         """Ask for the matrices that are due; for sums over periods only after the silos judged the models."""
@@ -185,8 +254,8 @@ class Looks:
         if self.groups.discloses_shares:
             looked = tuple(gram for gram in self._known if any(gram.subject is each for each in subjects))
             shares = SharesQuery(grams=looked, silos=len(groups[0]), phase=phase)
-            for gram in shares.judged((yield shares)):
-                self._keep(gram)
+            for gram, by_rest in zip(looked, shares.by_gram((yield shares)), strict=True):
+                self._keep(replace(gram, by_rest=by_rest))
 
     def _due(self, query: Query) -> tuple[list[Due], list[Union]]:
         """Return the subjects to look at, and the sums over periods to look at after these.
@@ -306,6 +375,12 @@ class Looks:
     def union_rest(self, union: Union, local: Local, colluders: int) -> float:
         """Return the share of every combination of a union that remains, as `rest` does."""
         return self._union(union).rest(local, colluders)
+
+    def closing_leverage(
+        self, levels: PooledLevels, local: Local, left_out: Collection[int], enough: float
+    ) -> float:
+        """Return a bound of the largest leverage of a silo's people in rows behind closing sums."""
+        return levels.largest(local, self._own(local), left_out, enough=enough)
 
     def sizes(self, point: Evaluation) -> Array:
         """Return the largest magnitude that the columns of a model may have at any silo."""

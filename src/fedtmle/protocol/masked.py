@@ -10,24 +10,25 @@ silo of another group cannot alter them.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, islice
 from typing import NamedTuple, TypeAlias, final
 
 import numpy as np
 
-from fedtmle.errors import InputError
+from fedtmle.errors import DecodeError, InputError
 from fedtmle.model.exact import cholesky, column_shifts, congruence, invert_lower, multiply, zero_sums
 from fedtmle.model.kernels import column_sums
-from fedtmle.model.leverage import PersonRows, Pieces, RowSpace
+from fedtmle.model.leverage import AMBIGUOUS, PersonRows, Pieces, RowSpace, largest_leverage
 from fedtmle.model.types import Array, packed_size, unpack, upper_pairs
 from fedtmle.protocol.codes import BitReader, Bits, BitWriter, Golomb, Integers, Parts, encode
 from fedtmle.protocol.masks import CHECK_BITS, Lane, Masked, Packing
-from fedtmle.protocol.query import AbstractTotals, Evaluation, Local, Phase, Query
-from fedtmle.protocol.subjects import AbstractSubject
+from fedtmle.protocol.query import VOID, AbstractTotals, Evaluation, Local, Phase, Query
+from fedtmle.protocol.subjects import AbstractSubject, ClosingRows
 
 Groups: TypeAlias = tuple[tuple[str, ...], ...]
 
@@ -35,9 +36,13 @@ Groups: TypeAlias = tuple[tuple[str, ...], ...]
 @final
 @dataclass(frozen=True)
 class MaskedForm:
-    """How the answers to one query are written under masks; ``lanes`` has None for what is not masked."""
+    """How the answers to one query are written under masks; ``lanes`` has None for what is not masked.
+
+    If a round ``may_be_void``, a silo may send noise instead of its integers, and nothing is pooled then.
+    """
 
     query: Query
+    may_be_void: bool = False
 
     @cached_property
     def members(self) -> tuple[tuple[Query, tuple[Lane, ...] | None], ...]:
@@ -83,13 +88,21 @@ class MaskedForm:
         return masked, parts
 
     def pool(self, payloads: Mapping[str, Bits]) -> object:
-        """Return the broadcast from all silos' payloads; raise `DecodeError` if the masks do not cancel."""
+        """Return the broadcast from all silos' payloads; raise `DecodeError` if the masks do not cancel.
+
+        It is `VOID` if they do not in a round that may be void.
+        """
         received = {silo: self.read(bits) for silo, bits in payloads.items()}
         sent = {silo: masked for silo, (masked, _) in received.items()}
         if self.groups:
             by_group = (self.packing.totals([sent[silo] for silo in group]) for group in self.groups)
             return self.query.pool_totals(tuple(chain.from_iterable(by_group)))
-        totals = iter(self.packing.totals(list(sent.values())))
+        try:
+            totals = iter(self.packing.totals(list(sent.values())))
+        except DecodeError:
+            if self.may_be_void:
+                return VOID
+            raise
         number = 0
         pooled: list[object] = []
         for member, lanes in self.members:
@@ -138,6 +151,11 @@ def check_maskable(form: MaskedForm) -> None:
 CLEAR = 4.0  # M is resolved if each of its eigenvalues exceeds the error by this factor
 # Shares of a combination that may remain without one silo: powers of 1/2, in finer steps down to 1/16.
 RESTS = tuple(2.0 ** (-k / 16) for k in (*range(1, 65), *range(68, 132, 4)))
+
+# Shares of the others' part in a lower bound of S: less than all of it where the error exceeds that part.
+THETAS = tuple(2.0**-k for k in range(7))
+EVEN = 1 / 16  # weight of a column whose values are mostly near its bound, in sharing out rounding errors
+LEVELS = 10  # levels at which the rows of closing sums are looked at, each half of the one before
 
 RARE = 30  # people with a column: with fewer, some combination may rest on a few of them
 CLOSE = 1 / 6  # of the distance at which a look can hold: there S shrinks by at most 5 %
@@ -204,9 +222,49 @@ class PeopleQuery(AbstractLook):
         return [tuple(counts) for counts in zip(*told, strict=True)]
 
 
+class AbstractPooled(ABC):
+    """What a look disclosed about S; ``by_rest`` are the totals of a `SharesQuery`, () if none was asked."""
+
+    by_rest: tuple[int, ...]
+
+    @property
+    @abstractmethod
+    def silos(self) -> int:
+        """How many silos were looked at."""
+
+    @abstractmethod
+    def own_share(self, local: Local) -> float:
+        """Return a bound of the largest share that a silo has in any combination."""
+
+    def has_rests(self, local: Local) -> Iterator[bool]:
+        """Yield, for each share in `RESTS`, whether the others have at least that share of all of them."""
+        rest = 1.0 - self.own_share(local) * (1.0 + 1e-9)
+        return (rest >= level for level in RESTS)
+
+    def rest(self, local: Local, colluders: int) -> float:
+        """Return a lower bound on the share of every combination that remains without ``colluders`` silos.
+
+        If every other silo leaves at least a share r, that many silos leave at least 1 - colluders (1 - r).
+        """
+        if not colluders:
+            return 1.0
+        others = zip(RESTS, self.by_rest, self.has_rests(local), strict=True)
+        least = max((r for r, count, own in others if count - own == self.silos - 1), default=0.0)
+        return max(0.0, 1.0 - colluders * (1.0 - least))
+
+
+def share_of(W: Array, pieces: Pieces) -> float:
+    """Return the largest share of rows in any combination, S^-1 = W W^T: of Z = W^T t, that of Z Z^T."""
+    own = np.zeros((W.shape[1], W.shape[1]))
+    for piece in pieces():
+        inside = W.T @ piece.rows
+        own += inside @ inside.T
+    return float(np.linalg.eigvalsh(own).max(initial=0.0))
+
+
 @final
 @dataclass(frozen=True, kw_only=True)
-class PooledGram:
+class PooledGram(AbstractPooled):
     """A lower bound of S at one point: M by group, the coordinates, and a bound of the error of M.
 
     ``people`` are the totals of a `PeopleQuery`, ``by_rest`` those of a `SharesQuery`, () if none was asked.
@@ -218,6 +276,7 @@ class PooledGram:
     sizes: Sequence[int]  # silos in each group
     people: People
     error: float
+    exponent: int  # each silo's part of n M was rounded to multiples of 2^exponent
     n: int
     by_rest: tuple[int, ...] = ()
 
@@ -235,6 +294,16 @@ class PooledGram:
     @property
     def is_resolved(self) -> bool:
         return cholesky(self.matrix, shift=-CLEAR * self.error) is not None
+
+    @property
+    def unit(self) -> float:
+        """The spacing of the grid to which each silo rounded its part of n M."""
+        return math.ldexp(1.0, self.exponent)
+
+    def rounded_part(self, local: Local) -> Array:
+        """Return a silo's part of n M as it sent it, (p, p)."""
+        sent = rounded(self.subject, self.C, self.exponent, local)
+        return unpack(np.ldexp(np.array(sent, dtype=np.float64), self.exponent), len(self.C))
 
     def whitened(self) -> Array:
         """Return coordinates in which M is nearly the identity, lifted by its error where it must be."""
@@ -273,33 +342,109 @@ class PooledGram:
             matrix = matrix + sum(image @ image.T for image in images)
         return RowSpace.pooled(C, matrix, error, pieces)
 
-    def has_rests(self, local: Local) -> Iterator[bool]:
-        """Yield, for each share in `RESTS`, whether the others have at least that share of every combination.
+    @property
+    def silos(self) -> int:
+        return sum(self.sizes)
 
-        With Z the own rows in the metric of S, the silo's largest share is the largest eigenvalue of Z Z^T.
-        """
-
+    def own_share(self, local: Local) -> float:
         def pieces() -> Iterator[PersonRows]:
             return self.subject.rows(local)
 
-        W = self.space(pieces).W
-        own = np.zeros((W.shape[1], W.shape[1]))
-        for piece in pieces():
-            inside = W.T @ piece.rows
-            own += inside @ inside.T
-        rest = 1.0 - float(np.linalg.eigvalsh(own).max(initial=0.0)) * (1.0 + 1e-9)
-        return (rest >= level for level in RESTS)
+        return share_of(self.space(pieces).W, pieces)
 
-    def rest(self, local: Local, colluders: int) -> float:
-        """Return a lower bound on the share of every combination that remains without ``colluders`` silos.
 
-        If every other silo leaves at least a share r, that many silos leave at least 1 - colluders (1 - r).
+@final
+@dataclass(frozen=True, kw_only=True)
+class PooledLevels(AbstractPooled):
+    """Lower bounds of the S of closing rows: the matrices of looks at several levels, asked at once.
+
+    At each level, rows are scaled down to a bound, so that S is at least the matrix. With M that of the
+    groups that count, M_own the part of a silo that judges its rows (0 if its group does not), S_own its
+    whole matrix and E a bound of the rounding of M,
+
+        S >= S_own + theta (M - M_own - E)   for every theta from 0 to 1,
+
+    because the rows of others add nothing negative. Columns that nobody in these groups has are zero in M.
+    """
+
+    levels: tuple[PooledGram, ...]
+    by_rest: tuple[int, ...] = ()
+
+    @property
+    def silos(self) -> int:
+        return self.levels[0].silos
+
+    @property
+    def subject(self) -> ClosingRows:
+        subject = self.levels[0].subject
+        if not isinstance(subject, ClosingRows):
+            raise AssertionError("levels are those of the rows behind closing sums")
+        return subject
+
+    def spaces(self, local: Local, own: int, left_out: Collection[int] = ()) -> Iterator[RowSpace]:
+        """Yield metrics of S by which a silo of group ``own`` may judge its rows, with groups left out."""
+        S_own = self._own_gram(local)
+        for gram in self.levels:
+            largest, kept = gram.subject.largest, [k for k in range(len(gram.groups)) if k not in left_out]
+            others = gram.n * np.asarray(sum(gram.groups[k] for k in kept))
+            silos = sum(gram.sizes[k] for k in kept)
+            if own in kept:
+                others, silos = others - gram.rounded_part(local), silos - 1
+            others -= np.diag(silos * gram.unit / 2.0 * self._error_shape)
+            is_there = np.array([gram.people[k] for k in kept])[:, : len(largest)].any(axis=0)
+            others = np.where(np.outer(is_there, is_there), others, 0.0)
+            for theta in THETAS:
+                values, vectors = np.linalg.eigh(S_own / largest / largest[:, None] + theta * others)
+                if values[0] > AMBIGUOUS * values[-1]:
+                    yield RowSpace((vectors / np.sqrt(values)) / largest[:, None])
+
+    @property
+    def _error_shape(self) -> Array:
+        """The diagonal of a matrix that every symmetric one with entries of at most 1 is below, shape (p,).
+
+        For any w > 0 it may have the entries (sum of w)/w_j. Even columns, of which many people have much,
+        are given most of it.
         """
-        if not colluders:
-            return 1.0
-        others = zip(RESTS, self.by_rest, self.has_rests(local), strict=True)
-        least = max((r for r, count, own in others if count - own == sum(self.sizes) - 1), default=0.0)
-        return max(0.0, 1.0 - colluders * (1.0 - least))
+        subject = self.subject
+        w = np.array([1.0 if subject.block.uneven[j] else EVEN for j in subject.kept])
+        return np.asarray(w.sum() / w)
+
+    def _own_gram(self, local: Local) -> Array:
+        dim = len(self.subject.kept)
+        rows = (piece.rows for piece in self.subject.rows(local))
+        return np.asarray(sum((own @ own.T for own in rows), start=np.zeros((dim, dim))))
+
+    def largest(
+        self, local: Local, own: int, left_out: Collection[int] = (), *, enough: float = 0.0
+    ) -> float:
+        """Return a bound of the largest leverage of the silo's people; infinity if nothing is proved.
+
+        The first bound that is at most ``enough`` is returned.
+        """
+        least = math.inf
+        for space in self.spaces(local, own, left_out):
+            least = min(least, largest_leverage(lambda: self.subject.rows(local), space=space))
+            if least <= enough:
+                break
+        return least
+
+    def own_share(self, local: Local) -> float:
+        # Shares are asked for if all silos are one group.
+        found = (share_of(space.W, lambda: self.subject.rows(local)) for space in self.spaces(local, 0))
+        return min(found, default=math.inf)
+
+
+def rounded(subject: AbstractSubject, C: Array, unit: int, local: Local) -> list[int]:
+    """Return a silo's part of C S C^T in multiples of 2^unit, upper triangle; large rows are scaled down."""
+    dim = len(C)
+    upper, exponents = upper_pairs(dim), (0,) * packed_size(dim)
+    total = zero_sums(column_shifts(exponents))
+    for piece in subject.rows(local):
+        rows = piece.rows / subject.largest[:, None]
+        rows /= np.maximum(np.abs(rows).max(axis=0, initial=0.0), 1.0)
+        total += column_sums(rows, exponents, what="row of a look", terms=upper)
+    image = congruence(C, unpack(total.values(), dim)).tolist()
+    return [round(math.ldexp(image[j][k], -unit)) for j, k in upper]
 
 
 class Asked(NamedTuple):
@@ -344,7 +489,7 @@ class LookQuery(AbstractLook):
     """
 
     explanation = (
-        "sums of products of a model's rows, rounded coarsely, to judge the sums that are asked next"
+        "sums of products of the rows behind a model's sums or the closing sums, rounded coarsely, to judge them"
     )
 
     asked: tuple[Asked, ...]
@@ -377,7 +522,8 @@ class LookQuery(AbstractLook):
         return math.frexp(self.n / self._silos)[1] - 1 + each.grid
 
     def answer(self, local: Local) -> Integers:
-        return tuple(value for each in self.asked for value in self._rounded(each, local))
+        units = ((each, self._unit(each)) for each in self.asked)
+        return tuple(x for each, unit in units for x in rounded(each.subject, each.C, unit, local))
 
     def rare_columns(self, floor: int) -> tuple[str, ...]:
         """Return the columns and levels that between 1 and ``floor`` - 1 people of all silos have."""
@@ -387,16 +533,6 @@ class LookQuery(AbstractLook):
             named = zip(each.subject.labels, totals, strict=True)
             rare |= dict.fromkeys(name for name, total in named if 0 < total < floor)
         return tuple(rare)
-
-    def _rounded(self, each: Asked, local: Local) -> Iterator[int]:
-        upper, exponents = upper_pairs(each.dim), (0,) * packed_size(each.dim)
-        total = zero_sums(column_shifts(exponents))
-        for piece in each.subject.rows(local):
-            rows = piece.rows / each.subject.largest[:, None]
-            rows /= np.maximum(np.abs(rows).max(axis=0, initial=0.0), 1.0)
-            total += column_sums(rows, exponents, what="row of a look", terms=upper)
-        image, unit = congruence(each.C, unpack(total.values(), each.dim)).tolist(), self._unit(each)
-        return (round(math.ldexp(image[j][k], -unit)) for j, k in upper)
 
     @cached_property
     def lanes(self) -> tuple[Lane, ...]:
@@ -425,6 +561,7 @@ class LookQuery(AbstractLook):
                 sizes=tuple(map(len, self.groups)),
                 people=each.people,
                 error=each.error,
+                exponent=self._unit(each),
                 n=self.n,
             )
             for each, groups in zip(self.asked, by_subject, strict=True)
@@ -436,9 +573,9 @@ class LookQuery(AbstractLook):
 class SharesQuery(AbstractLook):
     """How many silos leave at least a share r of every combination to the others, for each r of `RESTS`."""
 
-    explanation = "whether your silo has more than a given share of any combination of a model's sums"
+    explanation = "whether your silo has more than a given share of any combination of the sums asked next"
 
-    grams: tuple[PooledGram, ...]
+    grams: tuple[AbstractPooled, ...]
     silos: int
     phase: Phase = Phase.NUISANCE
 
@@ -457,7 +594,7 @@ class SharesQuery(AbstractLook):
     def answer(self, local: Local) -> Integers:
         return tuple(int(has) for gram in self.grams for has in gram.has_rests(local))
 
-    def judged(self, pooled: Integers) -> list[PooledGram]:
-        """Return the matrices with the shares that this query pooled."""
+    def by_gram(self, pooled: Integers) -> list[tuple[int, ...]]:
+        """Return the counts that belong to each matrix."""
         rest = iter(pooled)
-        return [replace(gram, by_rest=tuple(islice(rest, len(RESTS)))) for gram in self.grams]
+        return [tuple(islice(rest, len(RESTS))) for _ in self.grams]

@@ -12,6 +12,9 @@ A subkey depends on everything that a silo heard. If a server tells two silos di
 not cancel, and the totals are noise. One more number, the check, is the sum of c_j x_j modulo a prime, with
 public factors c_j and masks of its own. Its total must fit the totals of the lanes. A silo that is out of
 step, or a total beyond its bound, escapes detection with a probability of 2^-31.
+
+A silo that may not disclose its part yet sends a mask of its own, which no other silo shares and which does
+not cancel, in place of its integers: all totals of the round are noise, and the check shows it.
 """
 
 from __future__ import annotations
@@ -178,6 +181,12 @@ class Masker:
 
         salt = _digest("fedtmle masks", plan, session)
         place = [name for name, _ in roster].index(own)
+
+        def derived(secret: bytes, info: bytes) -> bytes:
+            return HKDF(algorithm=SHA256(), length=32, salt=salt, info=info).derive(secret)
+
+        # K_ii: only who has this silo's private key can compute what it shares with itself.
+        self._own = derived(key.shared(key.public), msgspec.msgpack.encode(("blind", roster[place])))
         # The other silo, whether this one subtracts the mask, and K_ij.
         self._pairs: list[tuple[str, bool, bytes]] = []
         for number, other in enumerate(roster):
@@ -189,8 +198,7 @@ class Masker:
                 secret = key.shared(other[1])
             except ValueError:
                 raise InputError(f"silo '{other[0]}': its public key for masks is not one") from None
-            derived = HKDF(algorithm=SHA256(), length=32, salt=salt, info=info).derive(secret)
-            self._pairs.append((other[0], place == second, derived))
+            self._pairs.append((other[0], place == second, derived(secret, info)))
 
     def mask(
         self,
@@ -218,6 +226,11 @@ class Masker:
             else:
                 added = packing.add(added, mask)
         return packing.add(added, packing.negative(subtracted))
+
+    def blind(self, packing: Packing, *, n: int, round: int, heard: bytes) -> Masked:
+        """Return what a silo sends instead of its integers, so that all totals of a round are noise."""
+        own = hmac.digest(self._own, _digest("fedtmle round", n, round, heard), "sha256")
+        return _expanded(own, packing)
 
 
 def _expanded(subkey: bytes, packing: Packing) -> Masked:

@@ -41,11 +41,12 @@ from fedtmle.protocol.masked import MaskedForm
 from fedtmle.protocol.masks import MOST_ROWS
 from fedtmle.protocol.messages import WIRE_FORMAT
 from fedtmle.protocol.outcome import Outcome
-from fedtmle.protocol.query import Flow, Local, Query
+from fedtmle.protocol.query import VOID, Flow, Local, Query
 from fedtmle.version import __version__
 
 PACKAGE = "fedtmle"
 FEWEST_MASKED = 3
+NOTHING = Bits(0, b"")  # the broadcast of a round that is void
 MOST_RELAYED = 50  # silos; with more, sending all answers to all silos takes too many bytes
 
 Rows = TypeVar("Rows")
@@ -261,6 +262,7 @@ class _Path:
         flow = plan.flow(n)
         self._flow = flow if self.looks is None else self.looks.before(flow)
         self.query: Query | None = next(self._flow)
+        self.may_be_void = self.looks is not None and self.looks.may_be_void
         self.outcome: Outcome | None = None
         self.round = 1
         self.heard: Bits | None = None  # the last broadcast
@@ -273,13 +275,15 @@ class _Path:
 
     def go_on(self, query: Query, broadcast: Bits) -> None:
         """Read what was pooled for this round's query, and go to the next round."""
-        pooled = decode(query.pooled_code, broadcast)
+        is_void = self.may_be_void and not broadcast.length
+        pooled = VOID if is_void else decode(query.pooled_code, broadcast)
         self.round, self.heard = self.round + 1, None  # if the flow raises, it does so for everyone
         try:
             self.query = self._flow.send(pooled)
         except StopIteration as stop:
             self.query, self.outcome = None, stop.value
         self.heard, self.pooled = broadcast, pooled
+        self.may_be_void = self.looks is not None and self.looks.may_be_void
 
 
 class Paths:
@@ -308,6 +312,7 @@ class Follower:
     def __init__(self, plan: Plan, n: int, path: _Path | None = None) -> None:
         self._path = path or _Path(plan, n)
         self._query, self._outcome = self._path.query, self._path.outcome
+        self._may_be_void = self._path.may_be_void
         self._form: MaskedForm | None = None
         self._broadcasts: list[Bits] = []  # the broadcasts that this party received
         self.round = 1
@@ -338,13 +343,15 @@ class Follower:
     @property
     def masked_form(self) -> MaskedForm:
         """How the answers of this round are written under masks."""
-        if self._form is None or self._form.query is not self.query:
-            self._form = MaskedForm(self.query)
-        return self._form
+        form = self._form
+        if form is None or form.query is not self.query or form.may_be_void is not self._may_be_void:
+            form = self._form = MaskedForm(self.query, self._may_be_void)
+        return form
 
     def pool_masked(self, payloads: Mapping[str, Bits]) -> Bits:
         """Return this round's broadcast from masked answers; any party that has them all can do this."""
-        return encode(self.query.pooled_code, self.masked_form.pool(payloads))
+        pooled = self.masked_form.pool(payloads)
+        return NOTHING if pooled is VOID else encode(self.query.pooled_code, pooled)
 
     def hear(self, broadcast: Bits) -> object:
         """Go on to the next round; return what was pooled in this one.
@@ -362,6 +369,7 @@ class Follower:
             finally:
                 self.round = path.round
             self._query, self._outcome = path.query, path.outcome
+            self._may_be_void = path.may_be_void
             pooled = path.pooled
         self._broadcasts.append(broadcast)
         return pooled

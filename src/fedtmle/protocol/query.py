@@ -26,7 +26,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar, cast,
 import numpy as np
 
 from fedtmle.model.exact import FINE_BITS, GRID_BITS, Sums
-from fedtmle.model.problem import AbstractModel, AbstractProblem, Estimate
+from fedtmle.model.problem import AbstractModel, AbstractProblem, ClosingBlock, Estimate
 from fedtmle.model.submodel import AbstractNormaliser, AbstractSubmodel
 from fedtmle.model.table import AbstractBoundedColumns
 from fedtmle.model.types import Array, IntArray, Part
@@ -44,6 +44,15 @@ Result = TypeVar("Result")
 
 
 EVERYBODY = sys.maxsize  # as a floor, it leaves an answer out
+
+
+class Void(enum.Enum):
+    """What a masked round pooled if some silo may not disclose its part yet: nothing."""
+
+    VOID = "void"
+
+
+VOID = Void.VOID
 
 
 class Phase(enum.StrEnum):
@@ -341,6 +350,11 @@ class AbstractQuery(ABC, Generic[Answer, Pooled]):
         return None
 
     @property
+    def closing_blocks(self) -> tuple[ClosingBlock, ...]:
+        """The disclosed columns that masked silos judge together; () if each judges by its own rows."""
+        return ()
+
+    @property
     def floors(self) -> tuple[str, ...]:
         """Keys of the policy for the people behind a label, a cluster or a bin; the strictest holds."""
         return ()
@@ -629,6 +643,10 @@ class MomentsQuery(IntegerSums):
             alone=self.problem.disclosed_predictions,
             groups=self.problem.disclosed_groups,
         )
+
+    @property
+    def closing_blocks(self) -> tuple[ClosingBlock, ...]:
+        return self.problem.closing_blocks
 
     def row_means(self, answer: Sums, local: Local) -> RowMeans:
         return RowMeans(

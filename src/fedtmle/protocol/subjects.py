@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import combinations
 from typing import final
 
 import numpy as np
@@ -22,7 +23,7 @@ from fedtmle.model.leverage import (
     heaviest_combination,
     largest_leverage,
 )
-from fedtmle.model.problem import JudgedTogether
+from fedtmle.model.problem import ClosingBlock, JudgedTogether
 from fedtmle.model.submodel import (
     LOOK_ROWS,
     AbstractRowsSubmodel,
@@ -235,6 +236,96 @@ class Union(AbstractSubject):
         for pieces in zip(*disclosed, strict=True):
             rows = np.stack([pieces[k].rows[j] for k, j in self.columns.values()])
             yield PersonRows(rows, pieces[0].counts)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class ClosingRows(AbstractSubject):
+    """Columns behind closing sums, at one level of their size; ``kept`` are their places in the block.
+
+    Most values of an uneven column are far below its bound, by an unknown factor. At level k rows are
+    measured by 2^-k of the bound; a look scales larger rows down to that.
+    """
+
+    query: Query
+    block: ClosingBlock
+    kept: tuple[int, ...]
+    level: int = 0
+
+    @classmethod
+    def of(cls, query: Query, block: ClosingBlock) -> ClosingRows:
+        return cls(query, block, tuple(range(len(block.columns))))
+
+    @property
+    def facts(self) -> JudgedTogether:  # type: ignore[override]  # derived here, a field elsewhere
+        sizes = [self.block.sizes[j] for j in self.kept]
+        alike = [self.kept.index(j) for j in self.block.alike if j in self.kept]
+        return JudgedTogether(
+            family=Family.LINEAR,
+            response=None,
+            ranges=tuple((-size, size) for size in sizes),
+            weight=1.0,
+            references=tuple(((j, 1.0), (k, -1.0)) for j, k in combinations(alike, 2)),
+        )
+
+    @property
+    def largest(self) -> Array:
+        sizes = ((self.block.sizes[j], self.block.uneven[j]) for j in self.kept)
+        return np.array([math.ldexp(size, -self.level) if uneven else size for size, uneven in sizes])
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self.block.names[j] for j in self.kept)
+
+    def distinct(self, people: Sequence[Sequence[int]]) -> tuple[ClosingRows, tuple[tuple[int, ...], ...]]:
+        """Return the columns that anyone has, one of those that are equal for everyone, and their people.
+
+        ``people`` counts, by group of silos, those who have each combination of `facts`.
+        """
+        totals = dict(zip(self.facts.combinations, map(sum, zip(*people, strict=True)), strict=True))
+        left_out = {j for j in range(len(self.kept)) if not totals[((j, 1.0),)]}
+        for (j, _), (k, _) in self.facts.references:
+            if j not in left_out and not totals[(j, 1.0), (k, -1.0)]:
+                left_out.add(k)
+        places = [j for j in range(len(self.kept)) if j not in left_out] or [0]
+        chosen = replace(self, kept=tuple(self.kept[j] for j in places))
+        moved = [tuple((places[j], f) for j, f in each) for each in chosen.facts.combinations]
+        by_group = (dict(zip(totals, counts, strict=True)) for counts in people)
+        return chosen, tuple(tuple(own[each] for each in moved) for own in by_group)
+
+    def loses_nothing(self, local: Local) -> bool:
+        """Return whether each column that was left out is, in a silo's own rows, zero or equal to one kept.
+
+        A silo that lies might have left one out that others have.
+        """
+        block = self.block
+        kept = [block.columns[j] for j in self.kept]
+        others = [column for column in block.columns if column not in kept]
+        disclosed = self.query.disclosed_columns(local)
+        for piece in () if disclosed is None else disclosed.pieces():
+            for column in others:
+                alike = (piece[j] for j in kept)
+                if piece[column].any() and not any(np.array_equal(piece[column], each) for each in alike):
+                    return False
+        return True
+
+    def has_columns_of(self, other: AbstractSubject) -> bool:
+        return other is self
+
+    def distance(self, point: Evaluation) -> float:
+        return math.inf
+
+    def shrunk(self, point: Evaluation) -> float:
+        return math.inf
+
+    def rows(self, local: Local) -> Iterator[PersonRows]:
+        columns = [self.block.columns[j] for j in self.kept]
+        disclosed = self.query.disclosed_columns(local)
+        for piece in () if disclosed is None else disclosed.pieces():
+            yield PersonRows(piece[columns])
+
+    def counted(self, local: Local) -> Iterator[PersonRows]:
+        return self.rows(local)
 
 
 def subjects_of(query: Query) -> Iterator[Subject]:

@@ -21,7 +21,7 @@ from fedtmle.model.types import IntArray
 from fedtmle.protocol import messages
 from fedtmle.protocol.codes import Uplink
 from fedtmle.protocol.fits import FitAverage, Weighting
-from fedtmle.protocol.guard import declined, left_out, suppressed
+from fedtmle.protocol.guard import declined, is_void, left_out, suppressed
 from fedtmle.protocol.lattice import Lattice, floating
 from fedtmle.protocol.masks import MaskKey
 from fedtmle.protocol.messages import Answered, Ask, Begin, Close, Open
@@ -192,11 +192,13 @@ class _Masks:
         elif isinstance(request, Ask | Close):
             position.heard.update(messages.encode(request))
 
-    def compare(self, follower: Follower, answer: object, local: LocalRows, reply: Answered) -> None:
+    def compare(
+        self, follower: Follower, answer: object, local: LocalRows, reply: Answered, *, is_void: bool
+    ) -> None:
         """Raise unless ``answer`` under its masks is what was sent; noise cannot be drawn again."""
         self._position.follower = follower
         if self._link is not None and follower.query.noise is None:
-            again = self._link.answered(follower.masked_form, answer, local.n_rows)
+            again = self._link.answered(follower.masked_form, answer, local.n_rows, is_void=is_void)
             if again.payload != reply.payload:
                 raise InputError(_OTHER_ROWS.format(local.name))
 
@@ -244,11 +246,11 @@ class _Answers:
         self._uplink, self._has_retired = Uplink(), False
 
     def read(self, follower: Follower, reply: Answered) -> list[AnsweredQuery]:
-        """Return the answer of a round; none if nobody can read it.
+        """Return the answer of a round; none if nobody can read it, or if it was noise.
 
         There is none of a silo that has retired either: it is the same for all rows, and discloses nothing.
         """
-        query = follower.query
+        query, void = follower.query, False
         retired = query.retired_answer() if self._has_retired else None
         if not self._is_masked:
             answer = self._open(query, retired, reply)
@@ -256,9 +258,10 @@ class _Answers:
             return []
         else:
             answer = _released(query, self._local, self._policy) if retired is None else retired
-            self._masks.compare(follower, answer, self._local, reply)
+            void = follower.masked_form.may_be_void and is_void(query, self._local, self._policy)
+            self._masks.compare(follower, answer, self._local, reply, is_void=void)
         self._has_retired = self._has_retired or query.retirement(answer) is not None
-        return [AnsweredQuery(query=query, answer=answer)] if retired is None else []
+        return [AnsweredQuery(query=query, answer=answer)] if retired is None and not void else []
 
     def _open(self, query: Query, retired: object | None, reply: Answered) -> object:
         bits, before = reply.payload.bits(), replace(self._uplink)

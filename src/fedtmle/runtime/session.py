@@ -40,7 +40,7 @@ from fedtmle.protocol.messages import (
 from fedtmle.protocol.outcome import Outcome, Personalised
 from fedtmle.protocol.plan import Follower, Paths, Plan
 from fedtmle.protocol.policy import checked_limit
-from fedtmle.protocol.query import Phase, Query
+from fedtmle.protocol.query import VOID, Phase, Query
 from fedtmle.runtime.journal import Journal
 from fedtmle.runtime.ledger import Exchange, Transcript
 from fedtmle.runtime.silo import Silo, count_rows
@@ -260,8 +260,9 @@ class Session:
             before = set(self._retired)
             broadcast = self._pool(follower, payloads, sizes)
             pooled = follower.hear(broadcast)
-            closing = _closing(query, pooled) or closing
-            if any(member.phase in TARGETED for member in query.members):
+            if pooled is not VOID:
+                closing = _closing(query, pooled) or closing
+            if pooled is not VOID and any(member.phase in TARGETED for member in query.members):
                 self._targeted.append((query, pooled))
             self._book(query, number, pooled, broadcast, [s for s in self._retired if s not in before])
             if follower.outcome is not None:
@@ -378,14 +379,14 @@ class Session:
         self, query: Query, number: int, pooled: object, broadcast: Bits, retired: Sequence[str]
     ) -> None:
         down = dict.fromkeys(self._active, broadcast.length)
-        codes = [member.pooled_code for member in query.members]
+        codes, is_void = [member.pooled_code for member in query.members], pooled is VOID
         self._account.book(
             RoundBits(
                 phase=query.phase,
                 up=self._sent,
                 down=down,
                 up_shares=self._shares,
-                down_shares=_shares(query, codes, pooled, broadcast.length),
+                down_shares={} if is_void else _shares(query, codes, pooled, broadcast.length),
             )
         )
         self._tolerance = self._tolerance if query.tolerance is None else query.tolerance
@@ -399,7 +400,7 @@ class Session:
                     up=self._sent,
                     down=down,
                     retired=tuple(retired),
-                    gradient_norm=query.residual(pooled),
+                    gradient_norm=None if is_void else query.residual(pooled),
                     tolerance=self._tolerance,
                     absent=self._absent,
                 )

@@ -111,9 +111,9 @@ class MaskedLink:
         bits = out.finish()
         return Counted(Payload(bits.length, bits.data), self._signed(bits))
 
-    def answered(self, form: MaskedForm, answer: object, n_rows: int) -> Answered:
-        """Return the reply with an answer."""
-        bits = form.write(answer, n_rows, self._masked)
+    def answered(self, form: MaskedForm, answer: object, n_rows: int, *, is_void: bool = False) -> Answered:
+        """Return the reply with an answer; if it ``is_void``, with noise instead of its integers."""
+        bits = form.write(answer, n_rows, self._blind if is_void else self._masked)
         return Answered(self._position.round, Payload(bits.length, bits.data), self._signed(bits))
 
     def addends(self, form: MaskedForm, sent: Bits) -> Integers:
@@ -124,12 +124,8 @@ class MaskedLink:
 
     def _masked(self, packing: Packing, values: Integers, groups: Groups = ()) -> Masked:
         """Return the integers under masks; they cancel in the total over this silo's group."""
-        position, plan = self._position, self._plan
-        if self._masker is None or self._masker[0] != position.session:
-            keys = [(member.name, member.mask_key) for member in plan.roster]
-            masker = Masker(self._mask_key, keys, self._name, plan=plan.digest, session=position.session)
-            self._masker = position.session, masker
-        return self._masker[1].mask(
+        position = self._position
+        return self._session_masker().mask(
             packing,
             values,
             n=position.n,
@@ -137,6 +133,20 @@ class MaskedLink:
             heard=position.heard.digest(),
             among=next((group for group in groups if self._name in group), ()),
         )
+
+    def _blind(self, packing: Packing, values: Integers, groups: Groups) -> Masked:  # noqa: ARG002 - noise
+        """Return noise that no other silo can take away, whatever the integers are."""
+        position = self._position
+        heard = position.heard.digest()
+        return self._session_masker().blind(packing, n=position.n, round=position.round, heard=heard)
+
+    def _session_masker(self) -> Masker:
+        position, plan = self._position, self._plan
+        if self._masker is None or self._masker[0] != position.session:
+            keys = [(member.name, member.mask_key) for member in plan.roster]
+            masker = Masker(self._mask_key, keys, self._name, plan=plan.digest, session=position.session)
+            self._masker = position.session, masker
+        return self._masker[1]
 
     def _signed(self, bits: Bits) -> bytes:
         return b"" if self._key is None else self._key.sign(self._statement(self._name, bits))
@@ -531,7 +541,8 @@ class Silo:
     def _written(self, query: Query, answer: object) -> Answered:
         """Return an answer as it is sent: under masks, or coded as differences."""
         if self._link is not None:
-            return self._link.answered(self._follower.masked_form, answer, self.n_rows)
+            form, is_void = self._follower.masked_form, self._guard.is_void
+            return self._link.answered(form, answer, self.n_rows, is_void=is_void)
         bits = self._position.uplink.encode(query.answer_code, answer)
         return Answered(self._follower.round, Payload(bits.length, bits.data))
 

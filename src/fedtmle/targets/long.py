@@ -17,7 +17,7 @@ import numpy as np
 
 from fedtmle.errors import NumericalError
 from fedtmle.model.exact import Sums, column_shifts, zero_sums
-from fedtmle.model.problem import AbstractProblem
+from fedtmle.model.problem import AbstractProblem, ClosingBlock
 from fedtmle.model.submodel import NoNormaliser
 from fedtmle.model.table import AnyTable, StreamedTable, Table
 from fedtmle.model.types import Array, IntArray
@@ -25,6 +25,7 @@ from fedtmle.targets.effects.balance import AbstractArmWeights, ArmRows
 from fedtmle.targets.effects.moments import (
     ClosingLayout,
     MomentColumns,
+    closing_blocks,
     closing_sums,
     judged_columns,
     spanning_sums,
@@ -169,6 +170,14 @@ class AbstractLongProblem(AbstractProblem[Law, AnyTable], Generic[Law, Piece]):
     @property
     def disclosed_groups(self) -> int:
         return 1 if self.effect_columns.cluster is None else 2
+
+    @property
+    def closing_blocks(self) -> tuple[ClosingBlock, ...]:
+        if self.spanning:
+            return ()
+        u = self.reach * (self.ceiling * self.terms + self.population_ceiling)
+        size = 1 if self.effect_columns.cluster is None else max(self.largest_cluster, 2)
+        return closing_blocks(len(self.labels), u, self.population_ceiling, size)
 
     def moment_shifts(self, law: Law) -> tuple[int, ...]:  # noqa: ARG002 - declared, for every law
         return column_shifts(self._moment_exponents())

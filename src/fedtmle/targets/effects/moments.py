@@ -17,6 +17,7 @@ set of (u, t, 1) for each such cluster, and the products are taken once these ha
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -28,6 +29,7 @@ from fedtmle.model import kernels
 from fedtmle.model.exact import Sums, column_shifts
 from fedtmle.model.kernels import column_sums
 from fedtmle.model.parallel import done, pieces
+from fedtmle.model.problem import ClosingBlock
 from fedtmle.model.types import (
     Array,
     Bools,
@@ -402,6 +404,33 @@ def judged_columns(rows: Clustered, columns: MomentColumns) -> Array:
     size = np.bincount(rows.cluster)
     of_cluster = (_by_cluster(rows.cluster, linear) / np.sqrt(np.maximum(size, 1)))[:, rows.cluster]
     return np.concatenate([linear, of_cluster, columns.m])
+
+
+MOST_TOGETHER = 16  # components whose closing sums masked silos judge together
+
+
+def closing_blocks(d: int, u: float, t: float, largest_cluster: int) -> tuple[ClosingBlock, ...]:
+    """Return the blocks of `judged_columns` of ``d`` components, given bounds of a person's u and t.
+
+    With clusters of up to so many people, |sum of u over a cluster| / sqrt(N_c) is at most sqrt(N_c) u.
+    """
+    if d > MOST_TOGETHER:
+        return ()
+    names = (*(f"the mean {r + 1}" for r in range(d)), *(f"the population of mean {r + 1}" for r in range(d)))
+    groups = [math.sqrt(size) for size in ((1, largest_cluster) if largest_cluster > 1 else (1,))]
+    together = [
+        ClosingBlock(
+            names=names,
+            columns=tuple(range(2 * d * k, 2 * d * (k + 1))),
+            sizes=(root * u,) * d + (root * t,) * d,
+            uneven=(True,) * d + (False,) * d,
+            alike=tuple(range(d, 2 * d)),
+        )
+        for k, root in enumerate(groups)
+    ]
+    first = 2 * d * len(groups)
+    alone = [ClosingBlock((names[r],), (first + r,), (u,), (True,)) for r in range(d)]
+    return (*together, *alone)
 
 
 def _by_cluster(cluster: IntArray, columns: Array) -> Array:

@@ -27,7 +27,7 @@ from fedtmle.errors import NumericalError
 from fedtmle.model import kernels
 from fedtmle.model.exact import FINE_BITS, GRID_BITS, Sums, column_shifts, congruence, multiply, zero_sums
 from fedtmle.model.parallel import done, mapped, pieces
-from fedtmle.model.problem import AbstractProblem, Calibration, ConvergenceBounds, Estimate
+from fedtmle.model.problem import AbstractProblem, Calibration, ClosingBlock, ConvergenceBounds, Estimate
 from fedtmle.model.submodel import AbstractSubmodel, GeneralisedLinear, NoNormaliser, StreamedLinear
 from fedtmle.model.submodels import Blocks
 from fedtmle.model.table import AnyTable, PerTable, StreamedTable, Table, over_blocks
@@ -37,6 +37,7 @@ from fedtmle.targets.effects.moments import (
     EffectRows,
     Fluctuation,
     MomentColumns,
+    closing_blocks,
     closing_sums,
     estimate_components,
     judged_columns,
@@ -254,6 +255,13 @@ class EffectProblem(AbstractProblem[EffectLaw, AnyTable]):
     @property
     def disclosed_groups(self) -> int:
         return 2 if self.largest_cluster > 1 else 1
+
+    @property
+    def closing_blocks(self) -> tuple[ClosingBlock, ...]:
+        if self.spanning:
+            return ()
+        u = self.width * self._reach * (self.ceiling + self.population_ceiling)
+        return closing_blocks(len(self.combination[0]), u, self.population_ceiling, self.largest_cluster)
 
     def _moments(self, law: EffectLaw, rows: EffectRows) -> Sums:
         exponents = self._moment_exponents()
