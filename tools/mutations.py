@@ -70,6 +70,7 @@ OWN = "tests/effects/test_own.py"
 OWN_BLOCKS = "tests/effects/test_own_blocks.py"
 OWN_REFUSED = "tests/studies/test_approval.py::test_columns_of_one_silo_are_refused_under_masks"
 LOOKS = "tests/protocol/test_looks.py"
+CLOSING = "tests/protocol/test_closing.py"
 LOWERED = "tests/protocol/test_guard.py tests/studies/test_lowered.py"
 MASKS = "tests/protocol/test_masks.py"
 NOISE = "tests/model/test_noise.py tests/effects/test_noisy_sums.py"
@@ -277,9 +278,73 @@ MUTATIONS: tuple[Mutation, ...] = (
         ),
         ("rare columns are looked at", "in named if 0 < total < floor", "in named if False"),
         ("an old look is as good for few people", "(CLOSE if is_rare else 1.0)", "1.0"),
-        ("a silo hides its share", "rest = 1.0 - float(", "rest = 1.0 - 0.5 * float("),
-        ("one silo may leave nothing", "== sum(self.sizes) - 1", ">= sum(self.sizes) - 2"),
+        ("a silo hides its share", "rest = 1.0 - self.own", "rest = 1.0 - 0.5 * self.own"),
+        ("one silo may leave nothing", "== self.silos - 1", ">= self.silos - 2"),
         ("nobody subtracts", "max(0.0, 1.0 - colluders * (1.0 - least))", "1.0"),
+    ),
+    *_many(
+        "protocol/masked.py",
+        CLOSING,
+        (
+            "rounding of closing rows does not count",
+            "others -= np.diag(silos * gram.unit / 2.0",
+            "others -= np.diag(0.0 * silos * gram.unit",
+        ),
+        (
+            "the own part counts twice",
+            "others, silos = others - gram.rounded_part(local), silos - 1",
+            "silos = silos - 1",
+        ),
+        (
+            "liars about closing rows are not left out",
+            "k for k in range(len(gram.groups)) if k not in left_out]\n            others",
+            "k for k in range(len(gram.groups))]\n            others",
+        ),
+        ("errors are shared out too small", "return np.asarray(w.sum() / w)", "return np.asarray(0.2 / w)"),
+        ("every round may be void", "            if self.may_be_void:\n", "            if True:\n"),
+    ),
+    *_many(
+        "protocol/guard.py",
+        CLOSING,
+        ("one alone is looked at", "if largest <= NEARLY_ALONE and", "if"),
+        ("a void answer is sent", "self.is_void = True", "self.is_void = False"),
+        (
+            "closing rows are not judged",
+            "                self._examine_closing(query, number, local",
+            "                (query, number, local",
+        ),
+    ),
+    *_many(
+        "protocol/subjects.py",
+        CLOSING,
+        (
+            "own rows do not contradict",
+            "                    return False\n        return True\n\n    def has_columns_of",
+            "                    return True\n        return True\n\n    def has_columns_of",
+        ),
+    ),
+    *_many(
+        "protocol/looks.py",
+        CLOSING,
+        (
+            "a void round is taken for sums",
+            "self._has_been_void = False, pooled is VOID",
+            "self._has_been_void = False, False",
+        ),
+        (
+            "a second look is asked at once",
+            "grid = self.groups.groups, 1 - (",
+            "grid = self.groups.groups, 3 - (",
+        ),
+    ),
+    *_many(
+        "protocol/masks.py",
+        CLOSING,
+        (
+            "noise is none",
+            'return _expanded(hmac.digest(self._own, _context(n, round, heard), "sha256"), packing)',
+            "return Masked(0, 0)",
+        ),
     ),
     *_many(
         "protocol/guard.py",

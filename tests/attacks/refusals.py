@@ -499,10 +499,9 @@ Why studies are refused wrongly:
   |u|^2 times u'(sum P_j^2)u. That is not done. With three silos, one of which subtracts its own, the sums A
   + B and A^2 + B^2 of the other two matrices give (A - B)^2, and with it each of the two up to signs: what
   masks should hide.
-* **Closing sums are judged by the silo's own rows.** If 2 % have the outcome, a silo of 200 often has one
-  event in an arm, and that person is nearly all of an arm's residuals there, while all silos together have
-  enough. A look before the closing sums would cost two to four rounds in every study.
-* **Looks are rounded**, by up to a person's share in small studies.
+* **Looks are rounded**, by up to a person's share in small studies. If 2 % have the outcome, a silo of 200
+  often has one event in an arm, and that person is nearly all of an arm's residuals there. A look shows that
+  all silos together have enough, unless there are only some four or five events in an arm.
 
 With 40 covariates, 500 people are too few: in most such studies one person with a large residual has more
 than half of some combination of all silos' sums. With 20 silos one person has at most 0.3 of a combination,

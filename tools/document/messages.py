@@ -109,21 +109,23 @@ RISKS = {
         "grid; to a finer one where covariates are nearly collinear."
     ),
     "PeopleQuery": (
-        "In a masked study alone: how many people have each column of a model and each reference level, in "
-        "total over groups of silos. If fewer than `min_support` people of all silos have one, your silo "
-        "refuses what is asked next."
+        "In a masked study alone: how many people have each column of a model and each reference level, or "
+        "have each column behind the closing sums, in total over groups of silos. If fewer than "
+        "`min_support` people of all silos have one, your silo refuses what is asked next."
     ),
     "LookQuery": (
         "In a masked study alone: sums over groups of silos of products of two columns of a model, weighted "
         "by the size of the residuals, and rounded: to 1/1000 of the number of all rows, in coordinates in "
         "which the mean is near 1. By these your silo judges the next sums (`min_pooled`, and `min_people` "
         "if a silo lies). Only columns that `min_support` people or more have are asked about; otherwise "
-        "masks and rounding are what protects the products."
+        "masks and rounding are what protects the products. Of the rows behind closing sums it is asked if "
+        "some silo's own rows prove too little, at ten levels of size: totals are rounded by up to 1, and a "
+        "person adds at most 1."
     ),
     "SharesQuery": (
         "In a masked study of three to five silos: whether your silo has more than a given share of any "
-        "combination of a model's sums, for 80 shares. Only the numbers of silos are disclosed. They bound "
-        "what a curious silo learns by subtracting its own rows."
+        "combination of a model's sums or the closing sums, for 80 shares. Only the numbers of silos are "
+        "disclosed. They bound what a curious silo learns by subtracting its own rows."
     ),
     "FitQuery": (
         "Your silo's own fit, on a fine public grid, at each update: it tells how your silo differs "

@@ -185,7 +185,9 @@ class AbstractLook(AbstractTotals[Integers, Integers]):
 class PeopleQuery(AbstractLook):
     """How many people have each column, and each reference level, of some subjects, by group of silos."""
 
-    explanation = "how many people have each column of a model, so that no sum over too few is asked for next"
+    explanation = (
+        "how many people have each column behind some sums, so that none over too few is asked for next"
+    )
 
     subjects: tuple[AbstractSubject, ...]
     n: int
@@ -489,7 +491,7 @@ class LookQuery(AbstractLook):
     """
 
     explanation = (
-        "sums of products of the rows behind a model's sums or the closing sums, rounded coarsely, to judge them"
+        "sums of products of a model's or the closing sums' rows, rounded coarsely, to judge those sums"
     )
 
     asked: tuple[Asked, ...]

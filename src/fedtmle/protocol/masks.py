@@ -215,7 +215,7 @@ class Masker:
         ``heard`` is a digest of everything before. The masks cancel in the total over the silos ``among``,
         those of the roster by default.
         """
-        context = _digest("fedtmle round", n, round, heard)
+        context = _context(n, round, heard)
         added, subtracted = packing.pack(values), Masked(0, 0)
         for other, subtracts, key in self._pairs:
             if among and other not in among:
@@ -229,8 +229,7 @@ class Masker:
 
     def blind(self, packing: Packing, *, n: int, round: int, heard: bytes) -> Masked:
         """Return what a silo sends instead of its integers, so that all totals of a round are noise."""
-        own = hmac.digest(self._own, _digest("fedtmle round", n, round, heard), "sha256")
-        return _expanded(own, packing)
+        return _expanded(hmac.digest(self._own, _context(n, round, heard), "sha256"), packing)
 
 
 def _expanded(subkey: bytes, packing: Packing) -> Masked:
@@ -243,6 +242,10 @@ def _expanded(subkey: bytes, packing: Packing) -> Masked:
     data = stream.update(bytes(size + CHECK_BYTES))
     packed = int.from_bytes(data[:size], "big") >> (8 * size - packing.bits)
     return Masked(packed, int.from_bytes(data[size:], "big") % PRIME)
+
+
+def _context(n: int, round: int, heard: bytes) -> bytes:
+    return _digest("fedtmle round", n, round, heard)
 
 
 def _digest(*parts: object) -> bytes:
