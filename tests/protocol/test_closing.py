@@ -31,7 +31,7 @@ from fedtmle.protocol.messages import Ask, Payload
 from fedtmle.protocol.outcome import Targeted
 from fedtmle.protocol.plan import Member, Plan
 from fedtmle.protocol.policy import UNGUARDED, Policy
-from fedtmle.protocol.query import VOID, DisclosedColumns, Local, MomentsQuery, Phase, Query
+from fedtmle.protocol.query import VOID, DisclosedColumns, JointQuery, Local, MomentsQuery, Phase, Query
 from fedtmle.protocol.subjects import ClosingRows
 from fedtmle.runtime.certificate import heard_rounds, replay
 from fedtmle.runtime.records import Keeper
@@ -50,6 +50,9 @@ RARE = ft.Study(
     treatment_model=ft.GLM("w"),
     variables=declare(y="binary", a="binary", w=(-4, 4)),
 )
+
+
+BY_ARM = replace(RARE, outcome_model=ft.GLM("a"), treatment_model=ft.GLM("1"))
 
 
 def rare(silos: int, *, events: int = 1, seed: int = 4) -> dict[str, Any]:
@@ -116,6 +119,21 @@ def test_few_events_at_a_silo_do_not_stop_a_study(silos: int) -> None:
 def test_where_own_rows_prove_enough_nobody_looks_and_no_round_is_void() -> None:
     finished, plan, _ = run(rare(5, events=20))
     assert kinds_of(finished, plan) == [(MomentsQuery, False)]
+
+
+@pytest.mark.parametrize("events", [0, 30])
+def test_one_event_among_none_or_among_a_curious_silos_is_not_told(events: int) -> None:
+    """The look shows it, and the silo refuses: all others have none, or one silo has them all."""
+    data = rare(5)
+    for m in range(1, 5):
+        data[f"silo {m}"] = rare(5, events=events if m == 1 else 0)[f"silo {m}"]
+    data["silo 0"]["y"][:] = 0.0
+    data["silo 0"]["y"][[3, 4]] = 1.0
+    plan, parties = parties_of(data, Policy(), BY_ARM)
+    with pytest.raises(RefusedError):
+        Session(plan, InProcess(parties)).run()
+    assert parties[0].refused_by in ("min_people", "min_pooled")
+    assert isinstance(parties[0]._position.query, JointQuery)
 
 
 def test_an_owner_who_believes_nobody_refuses_as_before() -> None:
