@@ -327,7 +327,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "protocol/looks.py",
         CLOSING,
         (
-            "a void round is taken for sums",
+            "a closing is asked before its look though one was void",
             "self._has_been_void = False, pooled is VOID",
             "self._has_been_void = False, False",
         ),

@@ -17,7 +17,7 @@ from fedtmle.errors import DecodeError, RefusedError
 from fedtmle.model.problem import ClosingBlock
 from fedtmle.model.types import Array
 from fedtmle.protocol import messages
-from fedtmle.protocol.guard import Guard
+from fedtmle.protocol.guard import Guard, RefusalError
 from fedtmle.protocol.looks import LookGroups, Looks, closings_of
 from fedtmle.protocol.masked import (
     AbstractLook,
@@ -39,32 +39,11 @@ from fedtmle.runtime.session import Finished, InProcess, Session
 from fedtmle.runtime.silo import Silo
 from fedtmle.studyfile.file import study_plan
 from fedtmle.studyfile.schema import schema_of
-from tests.declare import declare
 from tests.golden.runs import RUNS
 from tests.premise import Premise
-from tests.runtime.faults import key_of
-
-RARE = ft.Study(
-    target=ft.ATE(outcome="y", treatment="a"),
-    outcome_model=ft.GLM("a + w"),
-    treatment_model=ft.GLM("w"),
-    variables=declare(y="binary", a="binary", w=(-4, 4)),
-)
-
+from tests.runtime.faults import RARE, key_of, rare
 
 BY_ARM = replace(RARE, outcome_model=ft.GLM("a"), treatment_model=ft.GLM("1"))
-
-
-def rare(silos: int, *, events: int = 1, seed: int = 4) -> dict[str, Any]:
-    """Silos of 200, each with so many events in each arm."""
-    rng = np.random.default_rng(seed)
-    data = {}
-    for m in range(silos):
-        w, a, y = rng.standard_normal(200).clip(-4, 4), np.arange(200) % 2, np.zeros(200)
-        for arm in (0, 1):
-            y[rng.choice(np.flatnonzero(a == arm), events, replace=False)] = 1.0
-        data[f"silo {m}"] = {"y": y, "a": a.astype(float), "w": w}
-    return data
 
 
 def parties_of(
@@ -298,6 +277,8 @@ class Columns:
 
     noise = None
     lanes = ()
+    phase = Phase.CLOSING
+    explanation = "closing sums"
 
     def __init__(self, blocks: tuple[ClosingBlock, ...]) -> None:
         self.closing_blocks = blocks
@@ -308,6 +289,12 @@ class Columns:
 
     def retired_answer(self) -> None:
         return None
+
+    def evaluations(self) -> tuple[()]:
+        return ()
+
+    def rows_of(self, local: Rows) -> Rows:
+        return local
 
     def disclosed_columns(self, local: Rows) -> DisclosedColumns:
         half = local.n_rows // 2
@@ -353,6 +340,49 @@ def columns(rng: np.random.Generator, n: int, size: float, *, same: bool) -> Arr
 def leverages(rows: Array, whole: Array) -> Array:
     inverse = np.linalg.pinv(whole @ whole.T, rcond=1e-13, hermitian=True)
     return np.asarray(np.einsum("in,ij,jn->n", rows, inverse, rows))
+
+
+@pytest.mark.parametrize("another", [0.0, 1e-5, 1e-2])
+def test_a_silo_voids_a_round_unless_one_person_is_alone(another: float) -> None:
+    """No other silo can change that a person is all of a combination at this one: nothing is asked first."""
+    silo = Rows("0", np.concatenate([np.zeros((2, 50)), np.ones((1, 50)), np.arange(50.0)[None] % 2]))
+    silo.columns[0, 3], silo.columns[0, 4] = 1.0, another
+    silo.columns[1, 10:20] = 1.0
+    looks = Looks(250, LookGroups.of(map(str, range(5)), 1))
+    looks.may_be_void = True
+    guard = Guard(Policy(), None, is_masked=True)
+    query, local = cast("Query", Columns((BLOCK,))), cast("Local", silo)
+    if another**2 < 1e-6:
+        with pytest.raises(RefusalError):
+            guard._examine_columns(query, 0, local, looks)
+    else:
+        guard._examine_columns(query, 0, local, looks)
+    assert guard.is_void == (another**2 >= 1e-6)
+
+
+def test_after_a_void_round_later_closing_sums_are_asked_after_their_look() -> None:
+    rng = np.random.default_rng(1)
+    silos = [Rows(str(m), columns(rng, 50, 4.0, same=True)) for m in range(5)]
+    query = cast("Query", Columns((BLOCK,)))
+
+    def closings() -> Any:
+        yield query
+        yield query
+
+    looks = Looks(250, LookGroups.of((silo.name for silo in silos), 1))
+    flow, asked, pooled = looks.before(closings()), [], cast("Any", None)
+    while True:
+        try:
+            now = flow.send(pooled)
+        except StopIteration:
+            break
+        asked.append("closing" if now is query else type(now).__name__)
+        if now is query:
+            pooled = VOID if looks.may_be_void else ()
+        else:
+            pooled = now.pool({silo.name: truthful(now, silo) for silo in silos}, {})
+    look = ["PeopleQuery", "LookQuery", "SharesQuery"]
+    assert asked == ["closing", *look, "closing", *look, "closing"]
 
 
 @pytest.mark.parametrize("count", [3, 5, 6, 9])

@@ -29,6 +29,7 @@ import numpy as np
 
 import fedtmle as ft
 from fedtmle.algorithms.base import TargetingProgram
+from fedtmle.data import load_all
 from fedtmle.errors import DeadlineError
 from fedtmle.initial.glm import GLM
 from fedtmle.model.problem import Estimate
@@ -45,7 +46,9 @@ from fedtmle.runtime.session import Finished
 from fedtmle.runtime.signing import SigningKey
 from fedtmle.runtime.silo import Silo
 from fedtmle.studyfile.file import study_plan
+from fedtmle.studyfile.schema import schema_of
 from tests.cases import targets
+from tests.declare import declare
 from tests.initial.silos import pooled_table, split, trial
 from tests.runtime.simulator import (
     Fate,
@@ -116,6 +119,33 @@ def _noisy() -> tuple[Plan, Mapping[str, Any]]:
     return _masked((study_plan(study, roster(list(tables))), tables), signed=True)
 
 
+RARE = ft.Study(
+    target=ft.ATE(outcome="y", treatment="a"),
+    outcome_model=ft.GLM("a + w"),
+    treatment_model=ft.GLM("w"),
+    variables=declare(y="binary", a="binary", w=(-4, 4)),
+)
+
+
+def rare(silos: int, *, events: int = 1, seed: int = 4) -> dict[str, Any]:
+    """Silos of 200, each with so many events in each arm."""
+    rng = np.random.default_rng(seed)
+    data = {}
+    for m in range(silos):
+        w, a, y = rng.standard_normal(200).clip(-4, 4), np.arange(200) % 2, np.zeros(200)
+        for arm in (0, 1):
+            y[rng.choice(np.flatnonzero(a == arm), events, replace=False)] = 1.0
+        data[f"silo {m}"] = {"y": y, "a": a.astype(float), "w": w}
+    return data
+
+
+def _void() -> tuple[Plan, Mapping[str, Any]]:
+    """Five silos with one event in each arm: closing sums are void, and asked again after a look."""
+    study = dataclasses.replace(RARE, algorithm=ft.Gradient(tolerance=1e-2, optimizer=ft.Newton()))
+    rows = dict(load_all(rare(5), schema_of(study)))
+    return _masked((study_plan(study, roster(list(rows))), rows), signed=True)
+
+
 SIX = (30, 31, 22, 24, 23, 21)  # six silos of which some retire while three still fit
 RETIRING = ft.Personalized(lattice=0.05, max_updates=4, min_active=3)
 SGD = ft.StochasticGradientDescent(batch=20, step=0.01, steps=3, seed=3)
@@ -138,6 +168,7 @@ CASES: dict[str, Callable[[], tuple[Plan, Mapping[str, Any]]]] = {
     ),
     "study, relayed": lambda: _masked(_study(3), signed=True),
     "study, looks": lambda: _masked(_study(6, 210), signed=True),
+    "study, void": _void,
     "mean, personalized and relayed": lambda: _masked(_small("mean", RETIRING, SIX), signed=True),
 }
 # Noise differs from run to run, so that no run is a reference for another.

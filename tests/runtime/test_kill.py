@@ -24,6 +24,7 @@ CASES = (
     "two arms, newton",
     "study, relayed",
     "study, looks",
+    "study, void",
     "mean, personalized and relayed",
 )
 
