@@ -22,6 +22,7 @@ import pandas as pd
 
 import fedtmle as ft
 from fedtmle.algorithms.base import AbstractAlgorithm
+from fedtmle.demo import IHDP, ihdp_silos
 from fedtmle.runtime import silo as silo_module
 from fedtmle.studies.preflight import preflight
 from fedtmle.studyfile.file import read_study
@@ -180,8 +181,10 @@ add("solve/mean/personalized cancels", partial(cancelling, ft.Personalized(weigh
 # Studies of time to an event.
 
 
-def timed(study: ft.Study, records: Callable[[], Any], _: Path, silos: int = 3) -> Any:
-    return ft.run(study, time_studies.split(records(), silos))
+def timed(
+    study: ft.Study, records: Callable[[], Any], _: Path, silos: int = 3, policy: ft.Policy | None = None
+) -> Any:
+    return ft.run(study, time_studies.split(records(), silos), policy=policy)
 
 
 for _kind in ft.TIME_ESTIMANDS:
@@ -204,6 +207,8 @@ add("study/time/curve", partial(timed, _curve, time_studies.colon, silos=6))
 _compared = time_studies.colon_study(compare_subperiods=2, **_MODELS)
 add("study/time/finer grid", partial(timed, _compared, time_studies.colon))
 add("study/time/Kaplan-Meier", partial(timed, time_studies.colon_study(), time_studies.colon))
+_MINDS = ft.Policy(min_events=1000)
+add("refusal/min_events", partial(timed, time_studies.colon_study(), time_studies.colon, policy=_MINDS))
 add("study/time/censoring", partial(timed, CENSORED, time_studies.colon))
 
 
@@ -520,6 +525,17 @@ REFUSALS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 for _name, (_options, _policy) in REFUSALS.items():
     add(f"refusal/{_name}", partial(with_files, study_of(**_options), **_policy))
+add("study/own coefficients", partial(studied, study_of(outcome_model=ft.GLM("C(arm) + w + C(silo)"))))
+
+
+def own_columns(_: Path) -> Any:
+    """Each hospital alone fills its level of a factor, and the owners mind."""
+    return ft.run(
+        replace(IHDP, aggregation="masked"), ihdp_silos(), policy=ft.Policy(allow_own_columns=False)
+    )
+
+
+add("refusal/allow_own_columns", own_columns)
 add("study/masked", partial(studied, study_of(aggregation="masked", algorithm=ft.Coded()), colluders=0))
 add("study/masked, shares", partial(studied, study_of(aggregation="masked", algorithm=ft.Coded())))
 add("refusal/heavy weights", partial(studied, study_of(weights="weight", weight_ceiling=1.0)))

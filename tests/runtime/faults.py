@@ -192,11 +192,13 @@ def reference(case: str) -> Reference:
     )
 
 
+# What the guard knows of batches' partition and of the silos' looks has to survive a restart too.
+POLICY = dataclasses.replace(UNGUARDED, min_batch=1, min_people=1.2, min_pooled=2.0, colluders=1)
+
+
 def keeper_without_ledger(silo: str, journal: Journal, _: Fate) -> Keeper:
-    # What the guard knows of batches' partition and of the silos' looks has to survive a restart too.
-    policy = dataclasses.replace(UNGUARDED, min_batch=1, min_people=1.2, min_pooled=2.0, colluders=1)
     key = key_of(silo)
-    return Keeper(journal=journal, policy=policy, clock=lambda: NOON, key=key, mask_key=key.mask_key)
+    return Keeper(journal=journal, policy=POLICY, clock=lambda: NOON, key=key, mask_key=key.mask_key)
 
 
 def restarted(

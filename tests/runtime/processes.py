@@ -32,7 +32,7 @@ from fedtmle.runtime.ledger import Ledger, StudyScope
 from fedtmle.runtime.records import Keeper
 from fedtmle.runtime.session import Journalled, Session
 from fedtmle.runtime.silo import Silo
-from tests.runtime.faults import CASES, NOISY, key_of, reference
+from tests.runtime.faults import CASES, NOISY, POLICY, key_of, reference
 
 PLANS = {**CASES, **NOISY}
 PATIENCE = 60.0
@@ -109,7 +109,9 @@ def be_silo(folder: Path, case: str, name: str) -> None:
     known = len(journal.records)
     ledger, key = SlowLedger(folder / f"{name}.ledger"), key_of(name)
     memory = None if plan.program.privacy is None else BudgetMemory(name)
-    keeper = Keeper(journal=journal, ledger=ledger, key=key, mask_key=key.mask_key, memory=memory)
+    keeper = Keeper(
+        journal=journal, ledger=ledger, policy=POLICY, key=key, mask_key=key.mask_key, memory=memory
+    )
     silo = Silo(name, plan, rows[name], keeper=keeper)
     _note(folder, name, known, time.perf_counter() - started)
 

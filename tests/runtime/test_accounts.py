@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,6 @@ import pytest
 from typer.testing import CliRunner
 
 from fedtmle.cli import app
-from fedtmle.protocol import messages
-from fedtmle.protocol.messages import Open
 from fedtmle.runtime.ledger import Entry, Ledger, read, studies
 from fedtmle.text.approval import render_accounts
 from fedtmle.watch import LedgerTail
@@ -46,8 +43,14 @@ def book(tmp_path: Path) -> Path:
         ledger.add(answered(0, k, numbers=2 * k, bits=128 * k))
         ledger.add(answered(1, k, numbers=50 * k, bits=1000 * k, explanation=f"kind {k}"))
     refused: dict[str, Any] = {"decision": "refused", "reason": "policy", "key": "min_people"}
-    ledger.add(Entry(time="2026-01-01T00:01:00+00:00", session="01", request="ask", round=4, **refused))
-    ledger.add(Entry(time="2026-01-01T00:01:01+00:00", session="00", request="compare", round=4))
+    ledger.add(
+        Entry(
+            time="2026-01-01T00:01:00+00:00", session="01", request="ask", round=4, plan=PLANS[1], **refused
+        )
+    )
+    ledger.add(
+        Entry(time="2026-01-01T00:01:01+00:00", session="00", request="compare", round=4, plan=PLANS[0])
+    )
     ledger.close()
     return path
 
@@ -72,20 +75,6 @@ def test_the_live_view_has_the_same_totals(book: Path) -> None:
         by_study[kind["message"][:14]] = by_study.get(kind["message"][:14], 0) + kind["bits"]
     assert by_study == {"study aaaaaaaa": 384, "study bbbbbbbb": 3000}
     assert shown["status"] != "finished"  # the second study is not closed
-
-
-def test_a_ledger_of_an_earlier_version_names_the_plan_by_its_first_request(tmp_path: Path) -> None:
-    path = tmp_path / "ledger.jsonl"
-    plan = bytes(range(32))
-    asked = messages.encode(Open(messages.WIRE_FORMAT, plan[:16], plan))
-    ledger = Ledger(path, sync=False)
-    ledger.add(Entry(time="2026-01-01T00:00:00+00:00", session="00", request="open", round=0, asked=asked))
-    ledger.add(Entry(time="2026-01-01T00:00:01+00:00", session="00", request="begin", round=1, query="Q"))
-    ledger.close()
-    (account,) = studies(read(path))
-    assert account.plan == plan.hex()
-    assert base64.b64encode(asked).decode() in path.read_text()
-    assert account.answers == 1
 
 
 def test_the_owner_reads_it_by_study(book: Path) -> None:
