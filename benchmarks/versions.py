@@ -145,6 +145,26 @@ def large_continuous_effect() -> Callable[[], object]:
     return effect(500_000, 2, binary=False)
 
 
+def million_effect() -> Callable[[], object]:
+    """A whole ATE over 2 silos of 500,000 rows, binary outcome."""
+    return effect(1_000_000, 2, binary=True)
+
+
+def million_continuous_effect() -> Callable[[], object]:
+    """The same with a continuous outcome."""
+    return effect(1_000_000, 2, binary=False)
+
+
+def million_undiagnosed() -> Callable[[], object]:
+    """The ATE of a million rows without diagnostics, binary outcome."""
+    return effect(1_000_000, 2, binary=True, diagnostics=False)
+
+
+def million_continuous_undiagnosed() -> Callable[[], object]:
+    """The same with a continuous outcome."""
+    return effect(1_000_000, 2, binary=False, diagnostics=False)
+
+
 def start_up() -> Callable[[], object]:
     """`import fedtmle` and the command line's help, in a new process."""
     command = [sys.executable, "-m", "fedtmle", "--help"]
@@ -164,6 +184,10 @@ CASES = {
         large_undiagnosed,
         large_exact,
         large_continuous_effect,
+        million_effect,
+        million_undiagnosed,
+        million_continuous_effect,
+        million_continuous_undiagnosed,
         start_up,
     )
 }
