@@ -53,7 +53,7 @@ def test_no_masked_study_with_own_slopes_finishes_that_violates_the_rule() -> No
         Premise("the rows violate the rule", at_least=0.2) as violates,
         Premise("the study finishes", at_least=0.3) as finishes,
     ):
-        for seed in range(20):
+        for seed in range(12):
             truth, (ended, *_) = truth_of(*study(seed))
             violates.holds(truth.violates(FLOORS))
             finishes.holds(ended == "finished")

@@ -393,7 +393,7 @@ def test_no_share_is_stated_smaller_than_it_is_whoever_subtracts(count: int) -> 
         Premise("the own rows do not prove the rule", at_least=0.5) as needed,
         Premise("then the rows of all silos do", at_least=0.2 if count < 6 else 0.05) as proved,
     ):
-        for _ in range(20):
+        for _ in range(10):
             size, same = 8.0 * 2.0 ** -int(rng.integers(0, 8)), rng.random() < 0.5
             silos = [Rows(str(m), columns(rng, 200, size, same=same)) for m in range(count)]
             looks, levels = looked(silos)
@@ -429,7 +429,7 @@ def test_a_silo_that_lies_about_closing_rows_hides_nobody(liar: str) -> None:
         return tuple(max(0, z + int(rng.integers(-300, 300))) for z in told)
 
     with Premise("some choice of groups proves the rule", at_least=0.1) as premise:
-        for _ in range(40):
+        for _ in range(20):
             same = rng.random() < 0.5
             silos = [Rows(str(m), columns(rng, 200, 4.0, same=same)) for m in range(6)]
             looks, levels = looked(silos, answer=answer)

@@ -127,12 +127,12 @@ RARE = ft.Study(
 )
 
 
-def rare(silos: int, *, events: int = 1, seed: int = 4) -> dict[str, Any]:
-    """Silos of 200, each with so many events in each arm."""
+def rare(silos: int, *, events: int = 1, seed: int = 4, n: int = 200) -> dict[str, Any]:
+    """Silos of n people, each with so many events in each arm."""
     rng = np.random.default_rng(seed)
     data = {}
     for m in range(silos):
-        w, a, y = rng.standard_normal(200).clip(-4, 4), np.arange(200) % 2, np.zeros(200)
+        w, a, y = rng.standard_normal(n).clip(-4, 4), np.arange(n) % 2, np.zeros(n)
         for arm in (0, 1):
             y[rng.choice(np.flatnonzero(a == arm), events, replace=False)] = 1.0
         data[f"silo {m}"] = {"y": y, "a": a.astype(float), "w": w}
@@ -142,7 +142,7 @@ def rare(silos: int, *, events: int = 1, seed: int = 4) -> dict[str, Any]:
 def _void() -> tuple[Plan, Mapping[str, Any]]:
     """Five silos with one event in each arm: closing sums are void, and asked again after a look."""
     study = dataclasses.replace(RARE, algorithm=ft.Gradient(tolerance=1e-2, optimizer=ft.Newton()))
-    rows = dict(load_all(rare(5), schema_of(study)))
+    rows = dict(load_all(rare(5, n=60), schema_of(study)))
     return _masked((study_plan(study, roster(list(rows))), rows), signed=True)
 
 

@@ -165,8 +165,9 @@ def test_masked_is_open_byte_for_byte(name: str, algorithm: Any, planned: Watche
     same_bytes(planned, lambda how: study(MODELS[name], aggregation=how, **options), frames())
 
 
-@pytest.mark.parametrize("sums", ["rounded", "exact"])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    ("name", "sums"), [*((name, "rounded") for name in MODELS), (next(iter(MODELS)), "exact")]
+)
 def test_no_total_says_which_silo_has_which_rows(name: str, sums: str) -> None:
     """If two silos exchange all their rows, every broadcast of a masked study stays the same."""
     data = frames()
