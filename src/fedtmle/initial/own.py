@@ -146,7 +146,7 @@ class ProfiledModel(AbstractRegressionModel):
 
     @property
     def blocks(self) -> int:
-        """The number of coefficients of each column: that of the classes but the first, or one."""
+        """How many coefficients a column has: one, or one for each class but the first."""
         return self.whole.classes - 1 if isinstance(self.whole, MultinomialModel) else 1
 
     @property
@@ -502,7 +502,7 @@ class _Derivatives(NamedTuple):
 
     @property
     def left(self) -> list[int]:
-        """The coordinates that have some curvature left, given those before: more than rows' rounding."""
+        """The coordinates whose curvature, given those before them, is more than rounding error."""
         left, rest = [], self.hessian
         for j in range(len(rest)):
             if rest[j, j] > self.unit:

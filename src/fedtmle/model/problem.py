@@ -291,7 +291,7 @@ class AbstractProblem(AbstractModel[Law, Rows]):
 
     @property
     def closing_blocks(self) -> tuple[ClosingBlock, ...]:
-        """The columns that masked silos judge together, as the guard does; () if each has its own rows only.
+        """The columns that masked silos judge together; () if each silo judges them by its own rows only.
 
         Each column is then in one block.
         """

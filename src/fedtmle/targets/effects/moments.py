@@ -410,7 +410,7 @@ MOST_TOGETHER = 16  # components whose closing sums masked silos judge together
 
 
 def closing_blocks(d: int, u: float, t: float, largest_cluster: int) -> tuple[ClosingBlock, ...]:
-    """Return the blocks of `judged_columns` of ``d`` components, given bounds of a person's u and t.
+    """Return how `judged_columns` of ``d`` components fall into blocks; u and t bound a person's values.
 
     With clusters of up to so many people, |sum of u over a cluster| / sqrt(N_c) is at most sqrt(N_c) u.
     """
