@@ -137,6 +137,7 @@ RUNS: dict[str, Callable[[], Run]] = {
     "privacy": _private,
     "times": _times,
     "masked": CASES["study, relayed"],
+    "gains": CASES["study, gains"],
 }
 
 

@@ -349,7 +349,11 @@ MUTATIONS: tuple[Mutation, ...] = (
     *_many(
         "protocol/guard.py",
         LOOKS,
-        ("what others leave is not counted", " * looks.rest(point, part, local, rule.colluders)", ""),
+        (
+            "what others leave is not counted",
+            "allowed = self._allowed_by(rule) * factor",
+            "allowed = self._allowed_by(rule)",
+        ),
         ("own rows stand in for all", 'discloses_shares and rule.floor != "min_pooled"', "discloses_shares"),
     ),
     *_many(

@@ -19,6 +19,7 @@ from fedtmle.model.leverage import (
     RowSpace,
     deviations,
     largest_leverage,
+    spread,
 )
 from fedtmle.model.types import Array, Family
 from tests.premise import Premise
@@ -233,9 +234,45 @@ def test_deviations_are_those_of_the_slope(family: Family) -> None:
         assert found == pytest.approx(np.maximum(np.sqrt(mean * (1 - mean)), np.abs(mean - (eta > 1))))
     elif family is Family.LINEAR:
         assert found == pytest.approx(1.0)
+    elif family is Family.GAUSSIAN:
+        residuals = np.abs(eta - (eta > 1))
+        least = min(np.sort(residuals)[16], np.sqrt(np.mean(residuals**2)))  # 68 % of 25 are within the first
+        assert found == pytest.approx(np.maximum(residuals, least))
     else:
-        mean = eta if family is Family.GAUSSIAN else np.exp(eta)
-        assert found == pytest.approx(np.maximum(np.abs(mean - (eta > 1)), LEAST_RESIDUAL))
+        assert found == pytest.approx(np.maximum(np.abs(np.exp(eta) - (eta > 1)), LEAST_RESIDUAL))
+
+
+def test_the_spread_of_residuals_is_their_standard_deviation_and_never_more() -> None:
+    rng = np.random.default_rng(4)
+    for draw, ratio in (
+        (rng.standard_normal, 1.0),
+        (lambda n: rng.choice([-1.0, 1.0], n), 1.0),
+        (lambda n: rng.uniform(-1, 1, n), 1.0),
+        (lambda n: rng.standard_t(3, n), 0.7),
+        (lambda n: np.where(rng.random(n) < 0.9, 0.0, 1.0), 0.0),
+    ):
+        residuals = np.abs(draw(20_000))
+        deviation = math.sqrt(np.mean(residuals**2))
+        assert spread(residuals) <= deviation * (1 + 1e-12)
+        assert spread(residuals) == pytest.approx(ratio * deviation, abs=0.05 * deviation)
+    assert spread(np.empty(0)) == 0.0
+    assert spread(np.array([3.0])) == 3.0
+    few = np.append(np.full(20, 0.01), np.full(6, 5.0))  # who stand out do not hide each other
+    assert spread(few) == 0.01
+
+
+def test_the_spread_moves_no_further_than_the_residuals() -> None:
+    rng = np.random.default_rng(5)
+    for _ in range(300):
+        residuals = np.abs(rng.standard_normal(int(rng.integers(1, 40)))) * np.exp(rng.normal())
+        move = rng.uniform(-0.3, 0.3, len(residuals))
+        assert abs(spread(np.abs(residuals + move)) - spread(residuals)) <= np.abs(move).max() * (1 + 1e-12)
+
+
+def test_rows_without_weight_do_not_count_in_the_spread() -> None:
+    y, w = np.append(np.full(10, 0.2), np.full(90, 0.9)), np.append(np.ones(10), np.zeros(90))
+    assert deviations(Family.GAUSSIAN, np.zeros(100), y, w=w)[0] == pytest.approx(0.2)
+    assert deviations(Family.GAUSSIAN, np.zeros(100), y)[0] == pytest.approx(0.75, abs=0.2)
 
 
 def test_a_record_that_dominates_by_its_outcome_is_seen() -> None:
@@ -299,14 +336,19 @@ def test_a_move_along_which_the_bound_is_attained() -> None:
 
 
 def test_a_move_along_which_the_bound_of_a_squared_loss_is_nearly_attained() -> None:
-    """The residuals of all but one fall to the least that counts, and that one's grows."""
+    """The residuals of all but one fall to the least that counts, and that one's grows.
+
+    Most rows have small residuals and are zero in the column, so that the spread stays below the least.
+    """
     n, allowed_growth = 20_000, 1.05
     look = Look(largest=1.0, columns=np.ones(1), family=Family.GAUSSIAN)
     radius = look.radius(allowed_growth)
 
+    X = np.append(np.ones(n), np.append(1.0, np.zeros(3 * n)))
+
     def person(at: float, reach: float) -> float:
-        y = np.append(np.full(n, LEAST_RESIDUAL + reach), -LEAST_RESIDUAL)
-        return float(leverages(deviations(Family.GAUSSIAN, np.full(n + 1, at), y)[None, :])[n])
+        y = np.append(np.full(n, LEAST_RESIDUAL + reach), np.append(-LEAST_RESIDUAL, np.zeros(3 * n)))
+        return float(leverages((deviations(Family.GAUSSIAN, np.full(4 * n + 1, at), y) * X)[None, :])[n])
 
     assert person(radius, radius) <= allowed_growth * person(0.0, radius)
     far = 1.1 * radius

@@ -27,6 +27,8 @@ LOCAL = {
     ("masked.py", "spaces"),
     ("masked.py", "_own_gram"),
     ("masked.py", "share_of"),
+    ("masked.py", "gains_of"),
+    ("masked.py", "spaces_without_one"),
     ("subjects.py", "people"),
 }
 PRODUCTS = ("dot", "vdot", "inner", "matmul", "tensordot", "einsum", "matvec", "vecdot", "vecmat", "convolve")

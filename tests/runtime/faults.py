@@ -146,6 +146,24 @@ def _void() -> tuple[Plan, Mapping[str, Any]]:
     return _masked((study_plan(study, roster(list(rows))), rows), signed=True)
 
 
+def _crowded() -> tuple[Plan, Mapping[str, Any]]:
+    """Four silos with few people to a column: they state by how much shares grow if one leaves."""
+    rng, names = np.random.default_rng(5), [f"w{j}" for j in range(4)]
+    data = {}
+    for m in range(4):
+        y, *covariates = rng.standard_normal((5, 24)).clip(-4, 4)
+        data[f"silo {m}"] = {"y": y, "a": np.arange(24) % 2.0, **dict(zip(names, covariates, strict=True))}
+    study = ft.Study(
+        target=ft.ATE(outcome="y", treatment="a"),
+        outcome_model=ft.GLM(f"a + {' + '.join(names)}"),
+        treatment_model=ft.GLM("1"),
+        algorithm=ft.Gradient(tolerance=1e-2, optimizer=ft.Newton()),
+        variables=declare(y=(-4, 4), a="binary", **dict.fromkeys(names, (-4, 4))),
+    )
+    rows = dict(load_all(data, schema_of(study)))
+    return _masked((study_plan(study, roster(list(rows))), rows), signed=True)
+
+
 SIX = (30, 31, 22, 24, 23, 21)  # six silos of which some retire while three still fit
 RETIRING = ft.Personalized(lattice=0.05, max_updates=4, min_active=3)
 SGD = ft.StochasticGradientDescent(batch=20, step=0.01, steps=3, seed=3)
@@ -169,6 +187,7 @@ CASES: dict[str, Callable[[], tuple[Plan, Mapping[str, Any]]]] = {
     "study, relayed": lambda: _masked(_study(3), signed=True),
     "study, looks": lambda: _masked(_study(6, 210), signed=True),
     "study, void": _void,
+    "study, gains": _crowded,
     "mean, personalized and relayed": lambda: _masked(_small("mean", RETIRING, SIX), signed=True),
 }
 # Noise differs from run to run, so that no run is a reference for another.

@@ -127,6 +127,12 @@ RISKS = {
         "combination of a model's sums or the closing sums, for 80 shares. Only the numbers of silos are "
         "disclosed. They bound what a curious silo learns by subtracting its own rows."
     ),
+    "GainsQuery": (
+        "In a masked study of four or five silos with fewer than ten people to a column: a rounded matrix of "
+        "the squares of your silo's shares of a model's sums. Only its total is disclosed: how unevenly the "
+        "rows lie among the silos. Your silo refuses before if one person has more than 1/`min_pooled` of a "
+        "combination."
+    ),
     "FitQuery": (
         "Your silo's own fit, on a fine public grid, at each update: it tells how your silo differs "
         "from the others. A two-bit outcome tells whether a fit was found. A silo that has retired sends "

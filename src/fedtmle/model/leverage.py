@@ -41,6 +41,7 @@ FIRST_LOOK = 1 << 11  # rows after which a bound of all leverages is tried for t
 OWN_SHARES = (0.0, 0.25, 0.5, 0.75)  # shares of the silo's own S in a lower bound of the pooled S
 CERTAIN = 700.0  # size of a linear predictor beyond which a probability is 0 or 1
 LEAST_RESIDUAL = 1.0 / 16  # least residual of a continuous response on the unit scale
+WITHIN_ONE_SD = 0.6827  # share of a normal distribution within one standard deviation of its mean
 
 
 class PersonRows(NamedTuple):
@@ -217,14 +218,17 @@ def _sum(parts: Iterable[Array]) -> Array:
     return np.asarray(reduce(np.add, parts))
 
 
-def deviations(family: Family, eta: Array, y: Array | None, part: Part = Part.GRADIENT) -> Array:
+def deviations(
+    family: Family, eta: Array, y: Array | None, part: Part = Part.GRADIENT, w: Array | None = None
+) -> Array:
     """Return the size s of each row's slope rho'(eta, y), shape (N,): max(sd(y), |mu - y|).
 
     A gradient is the sum of (mu_i - y_i) x_i. An attacker does not know how far the outcomes of the others
     are from their predictions: what hides one record is their standard deviation, by the model itself. The
     residual counts where it is larger, so that whoever stands out by the outcome is seen, wherever eps was
-    steered to. An exponential tilt has no response: s = 1. Of a Hessian, which has no residuals, s is the
-    root of rho''.
+    steered to. A gaussian model has one standard deviation for all rows, `spread`; rows with ``w`` = 0 do
+    not count. An exponential tilt has no response: s = 1. Of a Hessian, which has no residuals, s is the root
+    of rho''.
     """
     if family is Family.LINEAR:
         return np.ones_like(eta)
@@ -232,14 +236,31 @@ def deviations(family: Family, eta: Array, y: Array | None, part: Part = Part.GR
     if family is Family.LOGISTIC:
         size = np.minimum(np.abs(eta), CERTAIN)
         shrunk = np.exp(-size)
-        spread = np.asarray(np.exp(-0.5 * size) / (1.0 + shrunk))
+        deviation = np.asarray(np.exp(-0.5 * size) / (1.0 + shrunk))
         if part is Part.HESSIAN:
-            return spread
-        return np.maximum(np.abs(np.where(eta > 0, 1.0, shrunk) / (1.0 + shrunk) - y), spread)
+            return deviation
+        return np.maximum(np.abs(np.where(eta > 0, 1.0, shrunk) / (1.0 + shrunk) - y), deviation)
     mean = eta if family is Family.GAUSSIAN else np.exp(np.minimum(eta, CERTAIN))
     if part is Part.HESSIAN:
         return np.ones_like(eta) if family is Family.GAUSSIAN else np.sqrt(mean)
-    return np.maximum(np.abs(mean - y), LEAST_RESIDUAL)
+    residuals = np.abs(mean - y)
+    least = LEAST_RESIDUAL
+    if family is Family.GAUSSIAN:
+        least = max(least, spread(residuals if w is None else residuals[w != 0]))
+    return np.maximum(residuals, least)
+
+
+def spread(residuals: Array) -> float:
+    """Return the standard deviation of a gaussian response from |mu - y|: 68 % of them are within it.
+
+    It is never more than the root of their mean square, and a third of the rows, however far they stand out,
+    do not raise it. If no residual moves by more than delta, neither does the spread.
+    """
+    if not len(residuals):
+        return 0.0
+    place = math.floor(WITHIN_ONE_SD * (len(residuals) - 1))
+    within = float(np.partition(residuals, place)[place])
+    return min(within, math.sqrt(float(residuals @ residuals) / len(residuals)))
 
 
 @final
@@ -249,8 +270,8 @@ class Look:
 
     ``columns`` are the largest |x| by coordinate. For the logistic family |ds/d eta| <= s/2, so that no
     leverage grows by more than e^(2 delta) when no predictor moves by more than delta. For the squared loss s
-    changes by at most delta and is at least `LEAST_RESIDUAL`: the factor is ((1 + q)/(1 - q))^2 with
-    q = delta / `LEAST_RESIDUAL`.
+    (a residual or their `spread`) changes by at most delta and is at least `LEAST_RESIDUAL`: the factor is
+    ((1 + q)/(1 - q))^2 with q = delta / `LEAST_RESIDUAL`.
     """
 
     largest: float

@@ -227,7 +227,7 @@ class GeneralisedLinear(AbstractRowsSubmodel):
             X = self.X.part(rows) if isinstance(self.X, Scaled) else self.X[:, rows]
             y, w = (None if column is None else column[rows] for column in (self.y, self.w))
             eta = eps @ X if self.offset is None else self.offset[rows] + eps @ X
-            scale = deviations(self.family, eta, y, part)
+            scale = deviations(self.family, eta, y, part, w)
             if w is not None:
                 scale = scale * (w if part is Part.GRADIENT else np.sqrt(w))
             yield PersonRows(X * scale)

@@ -23,8 +23,8 @@ from fedtmle.model.leverage import Look, PersonRows, RowSpace, largest_leverage
 from fedtmle.model.submodel import AbstractRowsSubmodel, AbstractSubmodel, StreamedLinear
 from fedtmle.model.submodels import Profiled, by_person
 from fedtmle.model.types import Array, Part
-from fedtmle.protocol.looks import LookGroups, Looks, Rule
-from fedtmle.protocol.masked import LookQuery, PooledLevels, open_members
+from fedtmle.protocol.looks import ALL, LookGroups, Looks, Rule
+from fedtmle.protocol.masked import GainsQuery, LookQuery, PooledLevels, open_members
 from fedtmle.protocol.messages import Reason
 from fedtmle.protocol.plan import Plan
 from fedtmle.protocol.policy import TARGETS, Policy
@@ -243,6 +243,8 @@ class Guard:
             self._examine_people(member, local)
             if isinstance(member, LookQuery):
                 self._examine_alone(member, local)
+            if isinstance(member, GainsQuery):
+                self._examine_gains(member, local)
         declined: set[int] = set()
         for number, member in enumerate(query.members):
             rows = member.rows_of(local)
@@ -369,6 +371,15 @@ class Guard:
             self.alone |= found
             self.remark = about_alone(tuple(found))
 
+    def _examine_gains(self, query: GainsQuery, local: Local) -> None:
+        """Check the rows of all silos before gains are stated, because these are squares of their shares."""
+        for gram in query.grams if self.policy.min_pooled > 0 else ():
+            own = partial(gram.subject.rows, local)
+            space = gram.space(own)
+            if not largest_leverage(own, space=space) <= self._allowed_by(ALL):
+                about = about_combination(gram.subject.names, own, space)
+                raise RefusalError(Reason.POLICY, ALL.floor, about)
+
     def release(self, query: AbstractQuery[Answer, Pooled], answer: Answer, n_rows: int) -> Answer:
         """Return the answer as it may leave the silo, or refuse it."""
         for member, part in zip(query.members, query.split(answer), strict=True):
@@ -444,24 +455,37 @@ class Guard:
             examined = self._examined.get(key)
             if examined is not None and examined.covers(point):
                 continue
-            submodel = local.submodel(point.model, point.law)
             found: list[_Examined] = []
             for rule in rules:
-                allowed = self._allowed_by(rule) * looks.rest(point, part, local, rule.colluders)
-                space = looks.space(point, part, local, rule.left_out)
-                look = submodel.look(point.eps, part, enough=allowed / MARGIN, space=space)
-                if not look.largest <= allowed:
-                    if self._may_try_own_rows(rule, looks):
-                        return False
-                    disclosed = partial(submodel.disclosed_rows, point.eps, part)
+                examined = self._examined_by(rule, point, part, local, looks)
+                if examined is not None:
+                    found.append(examined)
+                elif self._may_try_own_rows(rule, looks):
+                    return False
+                else:
+                    space, _ = next(looks.spaces(point, part, local, rule))
+                    disclosed = partial(
+                        local.submodel(point.model, point.law).disclosed_rows, point.eps, part
+                    )
                     advice = about_combination(point.model.design_names, disclosed, space)
                     raise RefusalError(Reason.POLICY, rule.floor, advice)
-                look = replace(look, columns=looks.sizes(point))
-                found.append(_Examined(point, look, look.radius(allowed)))
             if found:
                 self._examined[key] = min(found, key=lambda each: each.radius)
         self._examine_union(point, local, looks, rules)
         return True
+
+    def _examined_by(
+        self, rule: Rule, point: Evaluation, part: Part, local: Local, looks: Looks
+    ) -> _Examined | None:
+        """Return the result of a rule at a point; None if a look does not prove that it holds there."""
+        submodel = local.submodel(point.model, point.law)
+        for space, factor in looks.spaces(point, part, local, rule):
+            allowed = self._allowed_by(rule) * factor
+            look = submodel.look(point.eps, part, enough=allowed / MARGIN, space=space)
+            if look.largest <= allowed:
+                look = replace(look, columns=looks.sizes(point))
+                return _Examined(point, look, look.radius(allowed))
+        return None
 
     def _rehearse_alone(self, point: Evaluation, local: Local) -> None:
         """Find the levels that everyone at the silo has: perhaps nobody elsewhere has them."""
@@ -499,14 +523,14 @@ class Guard:
         union = looks.union(point)
         if union is None or any(union is each for each in self._unions):
             return
+        own = partial(union.rows, local)
         for rule in rules:
-            allowed = self._allowed_by(rule) * looks.union_rest(union, local, rule.colluders)
-            space = looks.union_space(union, local, rule.left_out)
-            if largest_leverage(lambda: union.rows(local), space=space) <= allowed:
+            spaces, allowed = looks.union_spaces(union, local, rule), self._allowed_by(rule)
+            if any(largest_leverage(own, space=space) <= allowed * factor for space, factor in spaces):
                 continue
-            own = partial(union.rows, local)
             if self._may_try_own_rows(rule, looks) and largest_leverage(own) <= self._allowed:
                 continue
+            space, _ = next(looks.union_spaces(union, local, rule))
             raise RefusalError(Reason.POLICY, rule.floor, _about_union(union, local, space))
         self._unions.append(union)
 

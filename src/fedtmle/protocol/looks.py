@@ -36,24 +36,28 @@ That protects against silos that are curious, not against silos that lie. A curi
 part S_j. If S_j <= (1 - r) S, which silo j itself can see, then S - S_j >= r S, and no leverage grows by more
 than 1/r. So one round more counts, for each of some r, the silos that leave so much to the others. At a
 nearby point S - S_j shrinks by no more than the factor by which S is taken to have shrunk, so that r still
-holds there.
+holds there. If few people to a column remain, r proves too little, because it is the share in the worst
+combination: four or five silos then also add up by how much each makes shares grow, in all directions
+(`masked.PooledGram.spaces_without_one`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import combinations, islice
 from typing import NamedTuple, TypeVar, final
 
 import numpy as np
 
-from fedtmle.model.leverage import RowSpace
+from fedtmle.model.leverage import Pieces, RowSpace
 from fedtmle.model.problem import JudgedTogether
 from fedtmle.model.types import Array, Part
 from fedtmle.protocol.masked import (
     LEVELS,
     Asked,
+    GainsQuery,
     Groups,
     LookQuery,
     People,
@@ -78,6 +82,9 @@ class Rule(NamedTuple):
     left_out: tuple[int, ...]
     floor: str
     colluders: int = 0  # silos of the same group
+
+
+ALL = Rule((), "min_pooled")  # the rows of all silos
 
 
 @final
@@ -118,9 +125,9 @@ class LookGroups:
         """
         choices = groups_left_out(self.groups, colluders, doubted)
         if choices is not None:
-            return [Rule((), "min_pooled"), *(Rule(choice, "min_people") for choice in choices if choice)]
+            return [ALL, *(Rule(choice, "min_people") for choice in choices if choice)]
         if trusts and self.discloses_shares and set(doubted).isdisjoint(self.groups[0]):
-            return [Rule((), "min_pooled"), Rule((), "min_people", colluders)]
+            return [ALL, Rule((), "min_people", colluders)]
         return None
 
 
@@ -252,10 +259,25 @@ class Looks:
             if not due:
                 break
         if self.groups.discloses_shares:
-            looked = tuple(gram for gram in self._known if any(gram.subject is each for each in subjects))
-            shares = SharesQuery(grams=looked, silos=len(groups[0]), phase=phase)
-            for gram, by_rest in zip(looked, shares.by_gram((yield shares)), strict=True):
-                self._keep(replace(gram, by_rest=by_rest))
+            looked = [gram for gram in self._known if any(gram.subject is each for each in subjects)]
+            shares = SharesQuery(grams=tuple(looked), silos=len(groups[0]), phase=phase)
+            looked = [
+                replace(gram, by_rest=by_rest)
+                for gram, by_rest in zip(looked, shares.by_gram((yield shares)), strict=True)
+            ]
+            crowded = [k for k, gram in enumerate(looked) if self._may_ask_gains(gram)]
+            if crowded:
+                chosen = tuple(looked[k] for k in crowded)
+                gains = GainsQuery(grams=chosen, silos=len(groups[0]), phase=phase)
+                for k, total in zip(crowded, gains.by_gram((yield gains)), strict=True):
+                    looked[k] = replace(looked[k], gains=total)
+            for gram in looked:
+                self._keep(gram)
+
+    def _may_ask_gains(self, gram: PooledGram) -> bool:
+        """Return whether silos state by how much shares grow, so that no two silos' matrices follow."""
+        are_enough = len(self.groups.groups[0]) >= self.groups.liars + 3
+        return are_enough and gram.is_crowded and gram.public_metric is not None
 
     def _due(self, query: Query) -> tuple[list[Due], list[Union]]:
         """Return the subjects to look at, and the sums over periods to look at after these.
@@ -336,20 +358,24 @@ class Looks:
             raise AssertionError("a space is known only at points where a look holds")
         return known
 
-    def space(self, point: Evaluation, part: Part, local: Local, left_out: Collection[int] = ()) -> RowSpace:
-        """Return the metric for a silo's rows at a point where a look holds, with some groups left out."""
+    def spaces(
+        self, point: Evaluation, part: Part, local: Local, rule: Rule = ALL
+    ) -> Iterator[tuple[RowSpace, float]]:
+        """Yield metrics for a silo's rows at a point where a look holds, and factors of what a rule allows.
+
+        If a person's leverage is within the limit times the factor in any of them, the rule holds.
+        """
         known = self._held(point, part)
         subject = Subject(point, part, known.subject.facts)
-        return known.space(
-            lambda: subject.rows(local),
-            known.subject.shrunk(point),
-            left_out=left_out,
-            own=self._own(local),
-        )
+        return self._spaces(known, partial(subject.rows, local), local, rule, known.subject.shrunk(point))
 
-    def rest(self, point: Evaluation, part: Part, local: Local, colluders: int) -> float:
-        """Return the share of every combination that remains if that many other silos subtract their rows."""
-        return self._held(point, part).rest(local, colluders)
+    def _spaces(
+        self, known: PooledGram, pieces: Pieces, local: Local, rule: Rule, shrunk: float = 1.0
+    ) -> Iterator[tuple[RowSpace, float]]:
+        space = known.space(pieces, shrunk, left_out=rule.left_out, own=self._own(local))
+        yield space, known.rest(local, rule.colluders)
+        if rule.colluders == 1:
+            yield from ((space, 1.0) for space in known.spaces_without_one(local, shrunk))
 
     def has_joined(self, model: Model) -> bool:
         """Return whether a model is one of a response whose models are looked at together."""
@@ -368,13 +394,9 @@ class Looks:
     def _union(self, union: Union) -> PooledGram:
         return next(gram for gram in self._known if gram.subject is union)
 
-    def union_space(self, union: Union, local: Local, left_out: Collection[int] = ()) -> RowSpace:
-        """Return the metric for a silo's rows of a union."""
-        return self._union(union).space(lambda: union.rows(local), left_out=left_out, own=self._own(local))
-
-    def union_rest(self, union: Union, local: Local, colluders: int) -> float:
-        """Return the share of every combination of a union that remains, as `rest` does."""
-        return self._union(union).rest(local, colluders)
+    def union_spaces(self, union: Union, local: Local, rule: Rule = ALL) -> Iterator[tuple[RowSpace, float]]:
+        """Yield metrics for a silo's rows of a union, and factors of what a rule allows, as `spaces` does."""
+        return self._spaces(self._union(union), partial(union.rows, local), local, rule)
 
     def closing_leverage(
         self, levels: PooledLevels, local: Local, left_out: Collection[int], enough: float

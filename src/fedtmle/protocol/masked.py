@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain, islice
 from typing import NamedTuple, TypeAlias, final
 
@@ -142,11 +142,12 @@ def check_maskable(form: MaskedForm) -> None:
             )
 
 
-# Three masked queries by which silos learn about the rows of all silos before they answer.
+# Four masked queries by which silos learn about the rows of all silos before they answer.
 #
-# `PeopleQuery` counts the people in each column, `LookQuery` pools the sums S of t t^T, and `SharesQuery`
-# counts the silos that have at most a given share of every combination. Each is asked for in a round of its
-# own, as `protocol.looks` says, and none is ever sent without a mask.
+# `PeopleQuery` counts the people in each column, `LookQuery` pools the sums S of t t^T, `SharesQuery` counts
+# the silos that have at most a given share of every combination, and `GainsQuery` adds up by how much shares
+# grow if a silo subtracts its rows. Each is asked for in a round of its own, as `protocol.looks` says, and
+# none is ever sent without a mask.
 
 CLEAR = 4.0  # M is resolved if each of its eigenvalues exceeds the error by this factor
 # Shares of a combination that may remain without one silo: powers of 1/2, in finer steps down to 1/16.
@@ -156,6 +157,11 @@ RESTS = tuple(2.0 ** (-k / 16) for k in (*range(1, 65), *range(68, 132, 4)))
 THETAS = tuple(2.0**-k for k in range(7))
 EVEN = 1 / 16  # weight of a column whose values are mostly near its bound, in sharing out rounding errors
 LEVELS = 10  # levels at which the rows of closing sums are looked at, each half of the one before
+
+CROWDED = 10.0  # people to a column, among the rows that remain: with fewer, gains are asked for
+MOST_SHARE = 63.0 / 64.0  # the largest share of a combination with which a silo still states its gains
+NO_END = 4096  # a silo with a larger share states that gains have no end
+GAINS = tuple(2.0 ** (k / 2) for k in range(-12, 5))  # gains at which the bound by them is tangent
 
 RARE = 30  # people with a column: with fewer, some combination may rest on a few of them
 CLOSE = 1 / 6  # of the distance at which a look can hold: there S shrinks by at most 5 %
@@ -264,6 +270,30 @@ def share_of(W: Array, pieces: Pieces) -> float:
     return float(np.linalg.eigvalsh(own).max(initial=0.0))
 
 
+def gains_unit(dim: int, silos: int) -> float:
+    """Return the spacing to which gains are rounded: all together they are off by at most 1/128."""
+    return math.ldexp(1.0, -6 - (dim * silos - 1).bit_length())
+
+
+def gains_of(W: Array, pieces: Pieces, silos: int) -> list[int]:
+    """Return P^2 (I - P)^-1 of a silo's rows, P = W^T (sum t t^T) W, rounded: its upper triangle.
+
+    If the silo has nearly all of some combination, its gains have no end, and it states many times I.
+    """
+    dim = W.shape[1]
+    own = np.zeros((dim, dim))
+    for piece in pieces():
+        inside = W.T @ piece.rows
+        own += inside @ inside.T
+    values, vectors = np.linalg.eigh(own)
+    if values[-1] > MOST_SHARE:
+        gains = NO_END * np.eye(dim)
+    else:
+        gains = (vectors * (values**2 / (1.0 - values))) @ vectors.T
+    unit = gains_unit(dim, silos)
+    return [round(gains[j, k] / unit) for j, k in upper_pairs(dim)]
+
+
 @final
 @dataclass(frozen=True, kw_only=True)
 class PooledGram(AbstractPooled):
@@ -281,6 +311,7 @@ class PooledGram(AbstractPooled):
     exponent: int  # each silo's part of n M was rounded to multiples of 2^exponent
     n: int
     by_rest: tuple[int, ...] = ()
+    gains: Array | None = None  # the total of a `GainsQuery`
 
     @property
     def matrix(self) -> Array:
@@ -291,7 +322,7 @@ class PooledGram(AbstractPooled):
         """Return whether a look proves enough at another point; if few people have a column, only nearby."""
         totals = [sum(counts) for counts in zip(*self.people, strict=True)]
         is_rare = any(0 < total < RARE for total in totals)
-        return self.subject.distance(point) <= (CLOSE if is_rare else 1.0)
+        return self.subject.distance(point) <= (CLOSE if is_rare or self.is_crowded else 1.0)
 
     @property
     def is_resolved(self) -> bool:
@@ -343,6 +374,51 @@ class PooledGram(AbstractPooled):
             images = (C @ piece.rows for piece in pieces())
             matrix = matrix + sum(image @ image.T for image in images)
         return RowSpace.pooled(C, matrix, error, pieces)
+
+    @cached_property
+    def public_metric(self) -> Array | None:
+        """W with S^-1 <= W W^T, the same at all parties, (p, p); None if the look resolves too little.
+
+        If M less its error is L L^T, then C S C^T >= n L L^T.
+        """
+        factor = cholesky(self.matrix, shift=-self.error) if self.is_resolved else None
+        if factor is None:
+            return None
+        return np.asarray(
+            (multiply(invert_lower(factor), self.C) / self.subject.largest).T / math.sqrt(self.n)
+        )
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether few people remain to a column; with shares, if the silo with the largest leaves."""
+        stated = zip(RESTS, self.by_rest, strict=True) if self.by_rest else [(1.0, self.silos)]
+        least = max((rest for rest, count in stated if count == self.silos), default=0.0)
+        return self.n * least < CROWDED * len(self.C)
+
+    def spaces_without_one(self, local: Local, shrunk: float = 1.0) -> Iterator[RowSpace]:
+        """Yield metrics in which a person's leverage is at least that after another silo subtracted its rows.
+
+        In coordinates in which the public bound of S is I, let P_j be the matrix of silo j, u the row of a
+        person of another silo, with |u| = 1, and f_j = u^T P_j^2 (I - P_j)^-1 u. The leverage grows by
+
+            u^T (I - P_j)^-1 u = 1 + m + f_j,     m = u^T P_j u,     m^2 / (1 - m) <= f_j
+
+        by Jensen's inequality, and f_j is at most u^T F u, F the sum over all silos but one's own. The root
+        m(f) is concave, so that it is below each of its tangents, which are quadratic forms of u.
+        """
+        public = self.public_metric
+        if public is None or self.gains is None:
+            return
+        sent = gains_of(public, lambda: self.subject.rows(local), self.silos)
+        own = unpack(np.array(sent, dtype=np.float64), len(self.gains))
+        unit = gains_unit(len(own), self.silos)
+        values, vectors = np.linalg.eigh((self.gains - own) * unit)
+        values = np.maximum(values + len(own) * self.silos * unit / 2.0, 0.0)  # and what was rounded
+        W = public @ vectors * math.sqrt(shrunk)
+        for f in GAINS:
+            root = math.sqrt(f * f + 4.0 * f)
+            m, slope = (root - f) / 2.0, ((f + 2.0) / root - 1.0) / 2.0
+            yield RowSpace(W * np.sqrt(1.0 + m - slope * f + (1.0 + slope) * values))
 
     @property
     def silos(self) -> int:
@@ -600,3 +676,53 @@ class SharesQuery(AbstractLook):
         """Return the counts that belong to each matrix."""
         rest = iter(pooled)
         return [tuple(islice(rest, len(RESTS))) for _ in self.grams]
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class GainsQuery(AbstractLook):
+    """The sum over silos of P^2 (I - P)^-1, P a silo's share of each combination: `PooledGram` says why.
+
+    It is asked for with four or five silos. With three, one of which subtracts its own, the sums over the two
+    others of their P and of the squares would disclose each of these up to signs.
+    """
+
+    explanation = "a bound of how far anyone's share of a combination grows if one silo subtracts its rows"
+
+    grams: tuple[PooledGram, ...]
+    silos: int
+    phase: Phase = Phase.NUISANCE
+
+    @property
+    def answer_code(self) -> Golomb:
+        return Golomb(blocks=tuple(packed_size(W.shape[1]) for W in self._metrics))
+
+    @property
+    def pooled_code(self) -> Golomb:
+        return self.answer_code
+
+    @cached_property
+    def _metrics(self) -> tuple[Array, ...]:
+        return tuple(gram.public_metric for gram in self.grams if gram.public_metric is not None)
+
+    @cached_property
+    def lanes(self) -> tuple[Lane, ...]:
+        units = (gains_unit(W.shape[1], self.silos) for W in self._metrics)
+        blocks = zip(self.answer_code.blocks, units, strict=True)
+        return tuple(
+            lane for size, unit in blocks for lane in (Lane(round(self.silos * NO_END / unit)),) * size
+        )
+
+    def answer(self, local: Local) -> Integers:
+        pairs = zip(self.grams, self._metrics, strict=True)
+        return tuple(
+            x for gram, W in pairs for x in gains_of(W, partial(gram.subject.rows, local), self.silos)
+        )
+
+    def by_gram(self, pooled: Integers) -> list[Array]:
+        """Return the totals that belong to each matrix."""
+        rest = iter(pooled)
+        return [
+            unpack(np.array(list(islice(rest, packed_size(W.shape[1]))), dtype=np.float64), W.shape[1])
+            for W in self._metrics
+        ]
