@@ -357,6 +357,53 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("own rows stand in for all", 'discloses_shares and rule.floor != "min_pooled"', "discloses_shares"),
     ),
     *_many(
+        "protocol/masked.py",
+        "tests/protocol/test_looks.py",
+        ("gains have no squares", "(values**2 / (1.0 - values))", "values**2"),
+        ("the bound by gains is no tangent", "1.0 + m - slope * f", "1.0 - slope * f"),
+        (
+            "gains are those of the point of the look",
+            "public @ vectors * math.sqrt(shrunk)",
+            "public @ vectors",
+        ),
+        ("all of a combination is no share", "if values[-1] > MOST_SHARE:", "if values[-1] > 2.0:"),
+        (
+            "few people to a column are enough",
+            "return self.n * least < CROWDED",
+            "return self.n * least < 0.0",
+        ),
+        (
+            "own gains hide no less",
+            "np.linalg.eigh((self.gains - own) * unit)",
+            "np.linalg.eigh(0.5 * (self.gains - own) * unit)",
+        ),
+    ),
+    *_many(
+        "protocol/looks.py",
+        "tests/protocol/test_looks.py",
+        ("three silos state gains", "self.groups.liars + 3", "self.groups.liars + 2"),
+    ),
+    *_many(
+        "protocol/guard.py",
+        "tests/protocol/test_looks.py",
+        (
+            "gains are stated of one person",
+            "                self._examine_gains(member, local)\n",
+            "                pass\n",
+        ),
+    ),
+    *_many(
+        "model/leverage.py",
+        "tests/model/test_leverage.py",
+        (
+            "residuals that stand out raise the spread",
+            "WITHIN_ONE_SD * (len(residuals) - 1)",
+            "len(residuals) - 1",
+        ),
+        ("the spread exceeds the deviation", "min(within, math.sqrt", "max(within, math.sqrt"),
+        ("rows without weight spread", "residuals if w is None else residuals[w != 0]", "residuals"),
+    ),
+    *_many(
         "protocol/guard.py",
         f"{ATTACKS}[LoneEvent] {ATTACKS}[LoneCensored]",
         (

@@ -539,8 +539,12 @@ def test_gains_bound_what_remains_after_any_other_silo_took_out_its_rows(
                     continue
                 disclosed = local.submodel(point.model, point.law).disclosed_rows(point.eps)
                 rows = PersonRows(np.concatenate([piece.rows for piece in disclosed], axis=1))
-                spaces = looks.spaces(point, Part.GRADIENT, local, rule)
+                spaces = list(looks.spaces(point, Part.GRADIENT, local, rule))
                 stated = [space.leverages(rows) / factor for space, factor in spaces]
+                gram = looks._held(point, Part.GRADIENT)
+                half = [2.0 * space.leverages(rows) for space in gram.spaces_without_one(local)]
+                twice = [space.leverages(rows) for space in gram.spaces_without_one(local, shrunk=2.0)]
+                assert np.allclose(half, twice)
                 seen.setdefault((guard.queries, k), {})[local.name] = rows.rows, stated
 
     monkeypatch.setattr(Guard, "examine", lambda *arguments: examine(*arguments))  # noqa: PLW0108 - it binds
@@ -575,8 +579,9 @@ def test_gains_are_the_sums_of_squares_of_shares() -> None:
     unit = gains_unit(4, 5)
     assert np.abs(stated * unit - longhand).max() <= unit / 2 * (1 + 1e-9)
     assert 4 * 5 * unit <= 1 / 64
-    whole = gains_of(np.eye(4), lambda: [PersonRows(rows)], 5)  # more than all
-    assert (unpack(np.array(whole, float), 4) * unit == NO_END * np.eye(4)).all()
+    most = math.sqrt(0.99 / np.linalg.eigvalsh(rows @ rows.T)[-1])  # nearly all of a combination
+    nearly = gains_of(np.eye(4) * most, lambda: [PersonRows(rows)], 5)
+    assert (unpack(np.array(nearly, float), 4) * unit == NO_END * np.eye(4)).all()
 
 
 @pytest.mark.parametrize(("silos", "asks"), [(3, False), (4, True), (5, True), (6, False)])
