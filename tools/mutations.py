@@ -277,7 +277,7 @@ MUTATIONS: tuple[Mutation, ...] = (
             "return 2.0 ** (self.grid - 60)",
         ),
         ("rare columns are looked at", "in named if 0 < total < floor", "in named if False"),
-        ("an old look is as good for few people", "(CLOSE if is_rare else 1.0)", "1.0"),
+        ("an old look is as good for few people", "(CLOSE if is_rare or self.is_crowded else 1.0)", "1.0"),
         ("a silo hides its share", "rest = 1.0 - self.own", "rest = 1.0 - 0.5 * self.own"),
         ("one silo may leave nothing", "== self.silos - 1", ">= self.silos - 2"),
         ("nobody subtracts", "max(0.0, 1.0 - colluders * (1.0 - least))", "1.0"),
@@ -533,13 +533,13 @@ MUTATIONS: tuple[Mutation, ...] = (
         ),
         (
             "a prediction hides itself",
-            "/ (1.0 + shrunk) - y), spread)",
-            "/ (1.0 + shrunk) - y), 0.0 * spread)",
+            "/ (1.0 + shrunk) - y), deviation)",
+            "/ (1.0 + shrunk) - y), 0.0 * deviation)",
         ),
         (
             "a residual may vanish",
-            "return np.maximum(np.abs(mean - y), LEAST_RESIDUAL)",
-            "return np.abs(mean - y)",
+            "return np.maximum(residuals, least)",
+            "return residuals",
         ),
         ("a logistic look reaches twice as far", "return 0.5 * math.log(ratio)", "return math.log(ratio)"),
         (
