@@ -71,6 +71,7 @@ OWN_BLOCKS = "tests/effects/test_own_blocks.py"
 OWN_REFUSED = "tests/studies/test_approval.py::test_columns_of_one_silo_are_refused_under_masks"
 LOOKS = "tests/protocol/test_looks.py"
 CLOSING = "tests/protocol/test_closing.py"
+DIFFERENCES = "tests/attacks/test_differences.py"
 LOWERED = "tests/protocol/test_guard.py tests/studies/test_lowered.py"
 MASKS = "tests/protocol/test_masks.py"
 NOISE = "tests/model/test_noise.py tests/effects/test_noisy_sums.py"
@@ -315,6 +316,43 @@ MUTATIONS: tuple[Mutation, ...] = (
         ),
     ),
     *_many(
+        "protocol/guard.py",
+        DIFFERENCES,
+        ("fits to the own rows are not judged", "            self._examine_own_fits(member, rows)\n", ""),
+        ("too many completions are answered", "        if crowded:\n", "        if False:\n"),
+        ("hazards are judged one by one", "union = all_periods(joined)", "union = joined[place]"),
+        (
+            "folds are not judged",
+            "            if not any(union is each for each in self._unions):\n",
+            "            if False:\n",
+        ),
+    ),
+    *_many(
+        "protocol/looks.py",
+        DIFFERENCES,
+        ("folds are not looked at", "if left_out is None or left_out.folds < 3:", "if True:"),
+        ("two folds are looked at", "or left_out.folds < 3:", "or left_out.folds < 2:"),
+        ("hazards are looked at one by one", "known = all_periods(summed)", "known = self._unions[number]"),
+    ),
+    *_many(
+        "protocol/subjects.py",
+        DIFFERENCES,
+        ("the people of another fold", "(self.left_out.fold - 1) % count", "self.left_out.fold"),
+        ("people are left out", "[each[:, size:] for each in full]", "[None] * len(parts)"),
+        ("a fold has a floor", "    has_floor = False", "    has_floor = True"),
+    ),
+    *_many(
+        "protocol/fits.py",
+        DIFFERENCES,
+        ("a fit that is counted is not judged", "return self.fits.own_evaluations(rows)", "return ()"),
+    ),
+    *_many(
+        "programs/imputation.py",
+        DIFFERENCES,
+        ("one data set more does not count", "(study.imputations - 1) * max(columns)", "max(columns)"),
+        ("columns of two variables count", "& imputed == {own}", "& imputed >= {own}"),
+    ),
+    *_many(
         "protocol/subjects.py",
         CLOSING,
         (
@@ -553,8 +591,15 @@ MUTATIONS: tuple[Mutation, ...] = (
         "protocol/subjects.py",
         "tests/protocol/test_designs.py",
         ("the response is not compared", "_same(self.y, submodel.y) and", ""),
-        ("the weights are not compared", " and _same(self.w, submodel.w)", ""),
-        ("weights are left out", "rows if self.w is None else rows * self.w[part]", "rows"),
+        ("the weights are not compared", " and _agree(self.w, submodel.w)", ""),
+        ("weights are left out", "x[part] if w is None else x[part] * w[part]", "x[part]"),
+        ("rows of other weights are another response", "and _agree(self.w,", "and _same(self.w,"),
+        ("columns of other rows are known", "_same(w, weights) and (by_name or", "(by_name or"),
+        (
+            "all weights agree",
+            "bool(((left == right) | (left == 0.0) | (right == 0.0)).all())",
+            "True",
+        ),
         (
             "the last model alone",
             "known = self.columns.setdefault(name, [])",
@@ -567,7 +612,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         ),
         (
             "rows after the first part",
-            "for start in range(0, len(columns[0]), LOOK_ROWS):",
+            "for start in range(0, len(columns[0][0]), LOOK_ROWS):",
             "for start in range(0, 1, LOOK_ROWS):",
         ),
         ("copies are other responses", "left is right or np.array_equal(left, right)", "left is right"),

@@ -163,9 +163,9 @@ class Witness:
     ) -> None:
         self._keep(self.together, (*at, subject.part), silo, subject.rows(rows))
         self.people.setdefault((*at, "subject"), {})[silo] = subject.people(rows)
-        union = None if looks is None else looks.union(subject.point)
-        if union is not None:
-            self._keep(self.together, (union.names, repr(union.facts.response)), silo, union.rows(rows))
+        for union in () if looks is None else looks.unions(subject.point):
+            key = type(union).__name__, union.names, repr(union.facts.response)
+            self._keep(self.together, key, silo, union.rows(rows))
 
     def _keep(
         self,

@@ -173,3 +173,30 @@ def test_streamed_rows_are_judged_as_those_in_memory() -> None:
         found.append(_disclosed(streamed, 1))
         assert np.array_equal(found[-1], _disclosed(held, 1))
     assert not np.array_equal(found[0], found[1])
+
+
+def test_fits_without_a_fold_disclose_the_sums_over_each() -> None:
+    """Whoever alone has a covariate in a fold is alone in a difference, and not in any of the fits."""
+    fold = np.arange(N) % 5
+    rare = ((fold == fold[17]) & (ALONE > 0)) | ((fold != fold[17]) & (np.arange(N) < 40))
+    designs, x = Designs(), rare * 1.0
+    without = [(fold != k) * 1.0 for k in range(5)]
+    found = [add(designs, {"rare": x}, w=w, model=Named(("rare",))) for w in without]
+    assert found[0] == 0.0
+    assert found[-1] == pytest.approx(largest([x * w for w in without]))
+    assert found[-1] == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("w", [W, (np.arange(N) > 5) * W])
+def test_people_who_weigh_otherwise_are_another_response(w: Array) -> None:
+    designs = Designs()
+    add(designs, {"sex": SEX}, w=2.0 * W)
+    assert add(designs, {"sex and one": SEX + ALONE}, w=w) == 0.0
+    assert add(designs, {"age": AGE}, w=w) > 0.0
+
+
+def test_weights_of_none_and_of_one_agree() -> None:
+    designs = Designs()
+    add(designs, {"sex": SEX})
+    assert add(designs, {"age": AGE}, w=np.ones(N)) == pytest.approx(largest([SEX, AGE]))
+    assert add(designs, {"age and one": AGE + ALONE}, w=W) == 0.0

@@ -35,7 +35,7 @@ from fedtmle.protocol.outcome import Targeted
 from fedtmle.protocol.plan import Member, Plan
 from fedtmle.protocol.policy import UNGUARDED, Policy
 from fedtmle.protocol.query import Evaluation, Local, Query
-from fedtmle.protocol.subjects import NEAR, Subject, Union
+from fedtmle.protocol.subjects import NEAR, Hazards, Subject, Union
 from fedtmle.runtime.certificate import heard_rounds
 from fedtmle.runtime.records import Keeper
 from fedtmle.runtime.session import Finished, InProcess, Session
@@ -296,7 +296,10 @@ def hazards(formula: str) -> ft.Study:
 
 
 def sums_over_periods(rows: Mapping[str, Array]) -> Array:
-    """What each person adds to the gradient at zero of C(period) + w:C(period), written longhand, (8, N)."""
+    """What each person adds to the gradients at zero, written longhand, (9, N).
+
+    They are those of C(period) + w:C(period) for the event, and of 1 for censoring before the last period.
+    """
     people = []
     for time, event, w in zip(rows["time"], rows["event"], rows["w"], strict=True):
         last, added = int(time + 0.5), np.zeros((2, 4))
@@ -304,7 +307,8 @@ def sums_over_periods(rows: Mapping[str, Array]) -> Array:
             residual = 0.5 - (event if period == last else 0.0)
             added[:, period - 1] += residual * np.array([1.0, w])
         (one, slope), first = added, added.sum(axis=1)
-        people.append([first[0], *one[1:], *slope])
+        at_risk = min(last - int(event), 3)
+        people.append([first[0], *one[1:], *slope, 0.5 * at_risk - (not event and last < 4)])
     return np.array(people).T
 
 
@@ -323,8 +327,7 @@ def test_sums_over_periods_are_judged_by_the_rows_of_all_silos(
         examine(guard, query, local, looks)
         assert looks is not None
         for point in (point for member in query.members for point in member.evaluations()):
-            union = looks.union(point)
-            if union is not None and "w:C(period)[2]" in union.names:
+            for union in (each for each in looks.unions(point) if "w:C(period)[2]" in each.names):
                 rows = np.concatenate([piece.rows for piece in union.rows(local)], axis=1)
                 assert largest(rows) == pytest.approx(largest(longhand[local.name]))
                 space, _ = next(looks.union_spaces(union, local))
@@ -361,7 +364,7 @@ def test_sums_over_periods_are_looked_at_after_the_model_was_judged(monkeypatch:
 
     def watched(query: LookQuery, local: Local) -> tuple[int, ...]:
         if local.name == "silo 0":
-            looked.append(any(isinstance(each.subject, Union) for each in query.asked))
+            looked.append(any(isinstance(each.subject, Union | Hazards) for each in query.asked))
         return answer(query, local)
 
     monkeypatch.setattr(LookQuery, "answer", watched)

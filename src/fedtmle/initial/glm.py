@@ -22,7 +22,7 @@ from fedtmle.initial.design import Range, column_names, in_place, reference_colu
 from fedtmle.initial.syntax import Formula, parse_formula
 from fedtmle.model import kernels
 from fedtmle.model.parallel import done, mapped
-from fedtmle.model.problem import AbstractModel, JudgedTogether
+from fedtmle.model.problem import AbstractModel, JudgedTogether, KnownPeople, LeftOut
 from fedtmle.model.submodel import AbstractNormaliser, AbstractSubmodel, GeneralisedLinear, StreamedLinear
 from fedtmle.model.submodels import GroupedLinear, LongRows, Multinomial
 from fedtmle.model.table import (
@@ -122,7 +122,12 @@ class AbstractResponse(ABC):
         return None
 
     @property
-    def known_people(self) -> tuple[tuple[str, int], ...]:
+    def left_out(self) -> LeftOut | None:
+        """The fold of the rows that the regression leaves out, None if it has all of them."""
+        return None
+
+    @property
+    def known_people(self) -> tuple[KnownPeople, ...]:
         """See `AbstractModel.known_people`."""
         return ()
 
@@ -234,7 +239,7 @@ class GLMModel(AbstractRegressionModel):
         return self.response.shared_residuals
 
     @property
-    def known_people(self) -> tuple[tuple[str, int], ...]:
+    def known_people(self) -> tuple[KnownPeople, ...]:
         return self.response.known_people
 
     @cached_property  # the guard and the looks ask for it many times in a round
@@ -252,7 +257,14 @@ class GLMModel(AbstractRegressionModel):
         )
         may_cancel = periods > 1 and self.family is Family.LOGISTIC and not self.response.is_public
         return JudgedTogether(
-            self.family, self.response, ranges, self.weight_ceiling, periods, references, may_cancel
+            self.family,
+            self.response,
+            ranges,
+            self.weight_ceiling,
+            periods,
+            references,
+            may_cancel,
+            left_out=self.response.left_out,
         )
 
     def submodel(self, law: None, rows: AnyTable) -> AbstractSubmodel:

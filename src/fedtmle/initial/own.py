@@ -42,7 +42,7 @@ from fedtmle.initial.glm import (
 from fedtmle.initial.syntax import Categorical, Formula, Term
 from fedtmle.model import kernels
 from fedtmle.model.exact import cholesky, dot, solve_factored
-from fedtmle.model.problem import JudgedTogether
+from fedtmle.model.problem import JudgedTogether, KnownPeople
 from fedtmle.model.submodel import AbstractSubmodel
 from fedtmle.model.submodels import Profiled, SiloRows
 from fedtmle.model.table import (
@@ -172,7 +172,7 @@ class ProfiledModel(AbstractRegressionModel):
         return self.columns if isinstance(self.whole, GLMModel) else None
 
     @property
-    def known_people(self) -> tuple[tuple[str, int], ...]:
+    def known_people(self) -> tuple[KnownPeople, ...]:
         return self.whole.known_people
 
     @property

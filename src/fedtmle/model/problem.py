@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from fedtmle.errors import InputError
 from fedtmle.model.exact import FINE_BITS, GRID_BITS, Sums, column_shifts
 from fedtmle.model.kernels import column_sums
 from fedtmle.model.submodel import AbstractNormaliser, AbstractSubmodel
-from fedtmle.model.types import Array, Family, RowBound, unpack, upper_pairs
+from fedtmle.model.types import Array, Family, IntArray, RowBound, unpack, upper_pairs
 
 Law = TypeVar("Law")
 Rows = TypeVar("Rows")
@@ -78,6 +78,25 @@ class ConvergenceBounds:
     slopes: tuple[tuple[float, ...], ...]
 
 
+class KnownPeople(NamedTuple):
+    """A group of people by name, how many of all silos are in it, and how many sums single them out.
+
+    The shares that the people have in combinations of these sums add up to the number of sums.
+    """
+
+    name: str
+    people: int
+    sums: int = 1
+
+
+class LeftOut(NamedTuple):
+    """The fold of its rows that a model leaves out, of how many, and a rule for the fold of each row."""
+
+    fold: int
+    folds: int
+    folds_of: Callable[[Any], IntArray]
+
+
 class JudgedTogether(NamedTuple):
     """Public facts by which silos judge the gradient of a model against the rows of all of them.
 
@@ -86,7 +105,7 @@ class JudgedTogether(NamedTuple):
     column and factor, each the indicator of a factor's reference level: zero where nobody has that level.
     If rows of one person ``may_cancel`` in a sum, as those of two periods do at zero, the person's sum is
     judged too. Unless a move of the predictor ``is_bounded`` by that of the coefficients, no look holds
-    anywhere but at its point.
+    anywhere but at its point. ``left_out`` is the fold that a cross-fitted model leaves out.
     """
 
     family: Family
@@ -97,6 +116,7 @@ class JudgedTogether(NamedTuple):
     references: tuple[tuple[tuple[int, float], ...], ...] = ()
     may_cancel: bool = False
     is_bounded: bool = True
+    left_out: LeftOut | None = None
 
     @property
     def sizes(self) -> tuple[float, ...]:
@@ -160,7 +180,7 @@ class AbstractModel(ABC, Generic[Law, Rows]):
         return None
 
     @property
-    def known_people(self) -> tuple[tuple[str, int], ...]:
+    def known_people(self) -> tuple[KnownPeople, ...]:
         """Groups of people whom all sums that follow single out, and how many of all silos are in each.
 
         Only groups whose size is public. The guard refuses if there are few.

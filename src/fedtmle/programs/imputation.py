@@ -38,13 +38,13 @@ from scipy.special import ndtri, pdtr, pdtrik
 
 from fedtmle.algorithms.base import Run
 from fedtmle.errors import FitError, NumericalError
-from fedtmle.initial.design import Ranges
+from fedtmle.initial.design import Ranges, column_names
 from fedtmle.initial.glm import GLM, AbstractRegressionModel, AbstractResponse, FittedGLM, FittedMultinomial
 from fedtmle.initial.superlearner import formulas
-from fedtmle.initial.syntax import Categorical, Formula, Name, TermVariable
+from fedtmle.initial.syntax import Categorical, Formula, Name, Term, TermVariable
 from fedtmle.model.budget import chi_square, normals, stream_key, uniform_stream, uniforms
 from fedtmle.model.exact import cholesky, invert_lower, multiply
-from fedtmle.model.problem import Estimate
+from fedtmle.model.problem import Estimate, KnownPeople
 from fedtmle.model.table import (
     ROW,
     AbstractBoundedColumns,
@@ -209,12 +209,13 @@ class VariableResponse(AbstractResponse):
 
     variable: ImputedVariable
     missing: int  # records of all silos
+    sums: int = 1  # by which completed data sets differ in these records alone
     is_over_time: bool = False  # whether people who left before its period have no value of it
 
     @property
-    def known_people(self) -> tuple[tuple[str, int], ...]:
+    def known_people(self) -> tuple[KnownPeople, ...]:
         # Sums over two completed data sets differ by the records with missing values alone.
-        return ((f"missing({self.variable.name})", self.missing),)
+        return (KnownPeople(f"missing({self.variable.name})", self.missing, self.sums),)
 
     def of(self, table: Table) -> tuple[Array, Array]:
         name = self.variable.name
@@ -426,6 +427,7 @@ def _regression(common: Chains, variable: ImputedVariable, formula: Formula, key
     response = VariableResponse(
         variable=variable,
         missing=counts.counts[variable.name],
+        sums=differing_sums(common.study, variable.name, counts, common.levels),
         is_over_time=variable.name in counts.at_risk,
     )
     is_category = variable.form == "category"
@@ -458,6 +460,27 @@ def _regression(common: Chains, variable: ImputedVariable, formula: Formula, key
     except FitError as error:
         raise FitError(error.reason, f"{error}. Or declare another way for its missing values") from None
     return Draw(variable=variable, fit=drawn, spread=math.sqrt(dispersion), key=row_key)
+
+
+def differing_sums(study: Study, name: str, counts: MissingCounts, levels: Levels) -> int:
+    """Return in how many sums, at least, m data sets differ where one variable alone is imputed.
+
+    They are the columns of one response's models that read it and no other imputed variable, times m - 1.
+    """
+    over_time, levels = columns_over_time(study), {**study.levels, **levels}
+    imputed = {over_time.get(each, each) for each in counts.affected(study, "impute")}
+    own, columns = over_time.get(name, name), [0]
+    for model in study.models.values():
+        terms = dict.fromkeys(term for formula in formulas(model) for term in formula.terms)
+        alone = tuple(term for term in terms if _declared(study, term) & imputed == {own})
+        columns.append(len(column_names(Formula(intercept=True, terms=alone), levels)) - 1)
+    return (study.imputations - 1) * max(columns)
+
+
+def _declared(study: Study, term: Term) -> set[str]:
+    """Return the variables that a term reads, by the names that declare them."""
+    formula = Formula(intercept=False, terms=(term,))
+    return {study.declared_name(name) for name in (*formula.numeric_names, *formula.factor_names)}
 
 
 def _draw_coefficients(

@@ -349,6 +349,11 @@ class FitQuery(AbstractQuery[FitAnswer, FitAverage]):
     def evaluations(self) -> tuple[Evaluation, ...]:
         return (Evaluation(self.problem, self.law, np.zeros(self.dim)),)
 
+    def own_evaluations(self, rows: Local) -> tuple[Evaluation, ...]:
+        fit = self._found(rows)
+        is_sent = fit.status is FitStatus.MINIMUM and not self._retires_early(rows, fit)
+        return (Evaluation(self.problem, self.law, fit.eps),) if is_sent and fit.eps.any() else ()
+
     def residual(self, pooled: FitAverage) -> float | None:
         if pooled.origin is None:  # each silo has a law of its own, so there is no pooled residual
             return None
@@ -380,7 +385,7 @@ class FitQuery(AbstractQuery[FitAnswer, FitAverage]):
         return FitLattice(spacing=spacing, reach=round(Fraction(self.radius) / spacing))
 
     def answer(self, local: Local) -> FitAnswer:
-        fit = local.once(self.problem, self.law, self._settings, lambda: self._fit(local))
+        fit = self._found(local)
         zero = np.zeros(self.dim)
         origin = None
         if not self.retiring:
@@ -398,15 +403,20 @@ class FitQuery(AbstractQuery[FitAnswer, FitAverage]):
         """The settings, beside problem and law, that a fit depends on."""
         return ("fit", self.radius, self.exhaustive, self.solver)
 
-    def _fit(self, local: Local) -> LocalMinimum:
-        """Return the minimum of the silo's own loss in the public ball."""
-        return fit_local(
-            local.submodel(self.problem, self.law),
-            local.normaliser(self.problem, self.law),
-            dim=self.dim,
-            radius=self.radius,
-            exhaustive=self.exhaustive,
-            solver=self.solver,
+    def _found(self, local: Local) -> LocalMinimum:
+        """Return the minimum of the silo's own loss in the public ball, which is searched once."""
+        return local.once(
+            self.problem,
+            self.law,
+            self._settings,
+            lambda: fit_local(
+                local.submodel(self.problem, self.law),
+                local.normaliser(self.problem, self.law),
+                dim=self.dim,
+                radius=self.radius,
+                exhaustive=self.exhaustive,
+                solver=self.solver,
+            ),
         )
 
     def _retires_early(self, local: Local, fit: LocalMinimum) -> bool:
@@ -578,6 +588,9 @@ class FitCountQuery(AbstractTotals[FitOutcome, FitCounts]):
     def evaluations(self) -> tuple[Evaluation, ...]:
         return self.fits.evaluations()  # that a fit is zero says as much as any other fit
 
+    def own_evaluations(self, rows: Local) -> tuple[Evaluation, ...]:
+        return self.fits.own_evaluations(rows)
+
     def row_means(self, answer: FitOutcome, local: Local) -> RowMeans | None:
         zero = self.fits.retired_answer()
         return None if zero is None or answer is not FitOutcome.ZERO else self.fits.row_means(zero, local)
@@ -736,8 +749,28 @@ class SwitchQuery(AbstractQuery[SwitchAnswer, Switched]):
         normaliser = local.normaliser(self.problem, self.law)
         public = normaliser.gradient(self._origin)
         z = self.lattice.quantise(submodel.sums(self._origin, Part.GRADIENT), public, local.n_rows)
-        fit = fit_local(submodel, normaliser, dim=self.lattice.dim, radius=self.radius, solver=self.solver)
+        fit = self._found(local)
         return SwitchAnswer(z=z, steps=self._steps(fit.eps) if fit.status is FitStatus.MINIMUM else None)
+
+    def own_evaluations(self, rows: Local) -> tuple[Evaluation, ...]:
+        fit = self._found(rows)
+        is_sent = fit.status is FitStatus.MINIMUM and fit.eps.any()
+        return (Evaluation(self.problem, self.law, fit.eps),) if is_sent else ()
+
+    def _found(self, local: Local) -> LocalMinimum:
+        """Return the minimum of the silo's own loss in the public ball, which is searched once."""
+        return local.once(
+            self.problem,
+            self.law,
+            ("fit", self.radius, self.solver),
+            lambda: fit_local(
+                local.submodel(self.problem, self.law),
+                local.normaliser(self.problem, self.law),
+                dim=self.lattice.dim,
+                radius=self.radius,
+                solver=self.solver,
+            ),
+        )
 
     def _steps(self, eps: Array) -> tuple[int, ...]:
         """Return the integers nearest to beta u/h, eps = C^T u."""

@@ -110,6 +110,9 @@ class ViewedQuery(AbstractQuery[object, object]):
     def evaluations(self) -> tuple[Evaluation, ...]:
         return self.query.evaluations()
 
+    def own_evaluations(self, rows: Local) -> tuple[Evaluation, ...]:
+        return self.query.own_evaluations(rows)
+
     def cells(self) -> Iterable[CountCell]:
         return self.query.cells()
 

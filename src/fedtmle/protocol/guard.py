@@ -46,21 +46,26 @@ from fedtmle.protocol.subjects import (
     AbstractSubject,
     ClosingRows,
     Designs,
+    FoldRows,
     FreshBatches,
+    Hazards,
     Subject,
     Union,
     about_alone,
     about_answer,
     about_combination,
+    about_completions,
     about_models,
     about_periods,
     about_rare,
     about_support,
+    all_periods,
 )
 
 LAXEST = Policy()  # the laxest policy that a silo file can state without a reason
 MOST_DECLINED = 4  # answers that a silo may decline in one study; each discloses a bit about its rows
 MOST_KEPT = 1 << 22  # numbers of disclosed columns to keep in memory; beyond, they are evaluated again
+Judged = Union | Hazards | FoldRows  # rows that silos judge together beside those of each model
 NEARLY_ALONE = 1.0 - 1e-6  # a share, by the own rows, with which one person is alone: no look is asked for
 MARGIN = 1.5  # factor by which a look should stay below the limit, so that it also holds at nearby points
 
@@ -147,7 +152,7 @@ class Guard:
         self._summed: list[Union] = []  # those of each response of several periods
         self._summed_models: dict[int, Model] = {}  # models in these, by id
         self._designs = Designs(by_name=is_masked or self._rehearses_masked)
-        self._unions: list[Union] = []  # models judged together with the rows of other silos
+        self._unions: list[Judged] = []  # models judged together with the rows of other silos
         self._supported: dict[int, Model] = {}  # models whose columns have enough people, by id
         self._batch_of: np.ndarray | None = None  # own row -> number of its batch, -1 if in none yet
         self._batch_sizes: list[int] = []
@@ -257,6 +262,7 @@ class Guard:
                         refusal.advice = refusal.advice or self._about_point(member, point, rows)
                         raise
                     declined.add(id(member))
+            self._examine_own_fits(member, rows)
             if not member.is_optional:
                 self._examine_columns(member, number, local, looks)
         self._left_out = left_out(query, local, self.policy) | declined
@@ -346,6 +352,15 @@ class Guard:
             self._examine_gradient(point, local)
             self._examine_own_union(point, local, looks)
 
+    def _examine_own_fits(self, query: Query, local: Local) -> None:
+        """Check the gradients at fits to the own rows: they are zero, and say what few people add to that."""
+        if not self.policy.min_people > 0:
+            return
+        for point in query.own_evaluations(local):
+            submodel = local.submodel(point.model, point.law)
+            look = submodel.look(point.eps, Part.GRADIENT, enough=self._allowed)
+            self._require_people(look.largest, self._about_point(query, point, local))
+
     def _examine_people(self, query: Query, local: Local) -> None:
         """Check how many people each part of an answer is about, and whether the silo may send a model."""
         if not self.policy.allow_models and query.ships_model(local.name):
@@ -353,6 +368,9 @@ class Guard:
         rare = query.rare_columns(self.policy.min_support)
         if rare:
             raise RefusalError(Reason.POLICY, "min_support", about_rare(rare))
+        crowded = query.crowded_groups(self.policy.min_pooled) if self._is_masked else ()
+        if crowded:
+            raise RefusalError(Reason.POLICY, "min_pooled", about_completions(crowded))
         floor = _floor(self.policy, *query.floors)
         if floor > 1 and any(0 < people < floor for people in query.people(local)):
             strictest = max(query.floors, key=partial(_floor, self.policy))
@@ -361,7 +379,7 @@ class Guard:
     def _examine_alone(self, look: LookQuery, local: Local) -> None:
         """Find the columns that no other silo has: totals over all silos are the silo's own sums there."""
         found: dict[str, None] = {}
-        for each in look.asked:
+        for each in (each for each in look.asked if each.subject.has_floor):
             if not any(map(each.subject.has_columns_of, self._compared)):
                 self._compared.append(each.subject)
                 found |= dict.fromkeys(each.lone_columns(local, look.groups, self.policy.colluders))
@@ -520,9 +538,12 @@ class Guard:
 
     def _examine_union(self, point: Evaluation, local: Local, looks: Looks, rules: list[Rule]) -> None:
         """Check the columns of all models of the response against those of all silos, once."""
-        union = looks.union(point)
-        if union is None or any(union is each for each in self._unions):
-            return
+        for union in looks.unions(point):
+            if not any(union is each for each in self._unions):
+                self._examine_each(union, local, looks, rules)
+
+    def _examine_each(self, union: Judged, local: Local, looks: Looks, rules: list[Rule]) -> None:
+        """Check the rows of a union or a fold against those of all silos."""
         own = partial(union.rows, local)
         for rule in rules:
             spaces, allowed = looks.union_spaces(union, local, rule), self._allowed_by(rule)
@@ -544,15 +565,16 @@ class Guard:
         if looks is None or not looks.has_joined(point.model):
             self._examine_periods(point.model, local)
             return
-        union, rules = looks.union(point), self._rules(looks.groups)
-        if union is None or any(union is each for each in self._unions):
-            return
-        if union.is_summed and rules is not None:
-            self._examine_union(point, local, looks, rules)
-            return
-        largest = largest_leverage(lambda: union.rows(local))
-        self._require_people(largest, _about_union(union, local))
-        self._unions.append(union)
+        rules = self._rules(looks.groups)
+        for union in looks.unions(point):
+            if any(union is each for each in self._unions):
+                continue
+            if union.is_summed and rules is not None:
+                self._examine_each(union, local, looks, rules)
+                continue
+            largest = largest_leverage(partial(union.rows, local))
+            self._require_people(largest, _about_union(union, local))
+            self._unions.append(union)
 
     def _examine_gradient(self, point: Evaluation, local: Local) -> None:
         """Check that no combination of a gradient's sums, or Hessian's quadratic form, rests on few people.
@@ -604,7 +626,7 @@ class Guard:
             self._streamed[place] = union
 
     def _examine_periods(self, model: Model, local: Local) -> None:
-        """Check the sums over the periods of all models of the response by the own rows, once a model."""
+        """Check the sums over the periods of all hazard models by the own rows, once a model."""
         facts = model.judged_together
         if facts is None or not facts.may_cancel or id(model) in self._summed_models:
             return
@@ -613,9 +635,11 @@ class Guard:
         if place is None:
             place = len(self._summed)
             self._summed.append(Union.of(model, facts))
-        union = self._summed[place].joined(model, facts)
+        joined = [*self._summed]
+        joined[place] = joined[place].joined(model, facts)
+        union = all_periods(joined)
         self._require_people(largest_leverage(lambda: union.rows(local)), _about_union(union, local))
-        self._summed[place], self._summed_models[id(model)] = union, model
+        self._summed, self._summed_models[id(model)] = joined, model
 
     def _about_designs(self, model: Model) -> str:
         shared, imputed = model.shared_residuals is not None, self._designs.has_completions
@@ -677,7 +701,7 @@ def _largest_of_columns(disclosed: DisclosedColumns, enough: float) -> float:
     return max(largest, float(shares.max(initial=0.0)))
 
 
-def _about_union(union: Union, local: Local, space: RowSpace | None = None) -> str:
+def _about_union(union: Judged, local: Local, space: RowSpace | None = None) -> str:
     """Return advice about the columns of a response in which one person's share is largest."""
     about = about_periods if union.is_summed else about_combination
     return about(union.names, lambda: union.rows(local), space)

@@ -11,9 +11,10 @@ bound of S:
 p the number of columns. The coordinates C are public and whiten what is known of S so far: a matrix of some
 nine bits then resolves all directions alike. Where it does not, another look follows in better coordinates.
 
-The sums over the periods of a hazard model are looked at by themselves, at zero, after the silos have judged
-the model: there the rows of one person in two periods cancel, and whoever leaves between them is left
-(`subjects.Union`).
+The sums over the periods of all hazard models are looked at by themselves, at zero, after the silos have
+judged the models: there the rows of one person in two periods, or two models, cancel, and whoever leaves is
+left (`subjects.Hazards`). Models that each leave out a fold disclose the sums over every fold, so that the
+rows of each fold are looked at as well (`subjects.FoldRows`).
 
 A look holds at nearby points. The columns have declared ranges, so that no linear predictor moves by more
 than some delta when eps moves, and S shrinks at most by a factor of exp(delta) for the logistic loss
@@ -47,6 +48,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations, islice
+from operator import is_not
 from typing import NamedTuple, TypeVar, final
 
 import numpy as np
@@ -67,7 +69,16 @@ from fedtmle.protocol.masked import (
     SharesQuery,
 )
 from fedtmle.protocol.query import VOID, Evaluation, Flow, Local, Model, Phase, Query
-from fedtmle.protocol.subjects import AbstractSubject, ClosingRows, Subject, Union, subjects_of
+from fedtmle.protocol.subjects import (
+    AbstractSubject,
+    ClosingRows,
+    FoldRows,
+    Hazards,
+    Subject,
+    Union,
+    all_periods,
+    subjects_of,
+)
 
 Result = TypeVar("Result")
 Due = tuple[AbstractSubject, Array]  # what to look at, and the coordinates
@@ -169,6 +180,8 @@ class Looks:
         self._known: list[PooledGram] = []
         self._counted: list[tuple[AbstractSubject, People]] = []
         self._unions: list[Union] = []  # one for each response
+        self._periods: Union | Hazards | None = None  # the sums over periods of all of these
+        self._folds: dict[int, FoldRows] = {}  # by number of a response
         self._has_been_void = False
         self.may_be_void = False  # whether silos may leave this round's query without an answer
         self.closing: Mapping[int, tuple[PooledLevels, ...]] = {}  # by member of this round's query
@@ -279,27 +292,55 @@ class Looks:
         are_enough = len(self.groups.groups[0]) >= self.groups.liars + 3
         return are_enough and gram.is_crowded and gram.public_metric is not None
 
-    def _due(self, query: Query) -> tuple[list[Due], list[Union]]:
+    def _due(self, query: Query) -> tuple[list[Due], list[AbstractSubject]]:
         """Return the subjects to look at, and the sums over periods to look at after these.
 
         The coordinates of a subject whiten what is known of it.
         """
         due: list[Subject] = []
-        unions: dict[int, Union] = {}
+        numbers: dict[int, None] = {}
         for subject in subjects_of(query):
             model = subject.point.model
-            number = self._join(model, subject.facts)
-            if self._unions[number].is_judged and self._union_gram(number) is None:
-                unions[number] = self._unions[number]
+            numbers[self._join(model, subject.facts)] = None
             repeats = any(other.part is subject.part and other.is_of(model) for other in due)
             if not repeats and not self.knows(subject.point, subject.part):
                 due.append(subject)
-        sums = [union for union in unions.values() if union.is_summed]
-        fresh = self._fresh(union for union in unions.values() if not union.is_summed)
+        judged = [number for number in numbers if self._unions[number].is_judged]
+        folds = (rows for rows in map(self._fold_rows, numbers) if rows is not None)
+        unions: list[Union | Hazards | FoldRows] = []
+        for union in (*map(self._combined, judged), *folds):
+            if self._gram(union) is None and not any(union is each for each in unions):
+                unions.append(union)
+        fresh = self._fresh(union for union in unions if not union.is_summed)
+        sums: list[AbstractSubject] = [union for union in unions if union.is_summed]
         return [*((subject, self._coordinates(subject)) for subject in due), *fresh], sums
 
-    def _fresh(self, unions: Iterable[Union]) -> list[Due]:
-        return [(union, np.eye(len(union.columns))) for union in unions]
+    def _fold_rows(self, number: int) -> FoldRows | None:
+        """Return the rows of the fold that the models of a response disclose with those of others, if any."""
+        union, known = self._unions[number], self._folds.get(number)
+        left_out = union.facts.left_out
+        if left_out is None or left_out.folds < 3:
+            return None
+        if known is None or known.union is not union:
+            self._folds[number] = known = FoldRows(union, left_out)
+        return known
+
+    def _gram(self, subject: AbstractSubject) -> PooledGram | None:
+        return next((gram for gram in self._known if gram.subject is subject), None)
+
+    def _fresh(self, unions: Iterable[AbstractSubject]) -> list[Due]:
+        return [(union, np.eye(len(union.names))) for union in unions]
+
+    def _combined(self, number: int) -> Union | Hazards:
+        """Return what is judged of a response's models: the sums over periods of all responses are one."""
+        if not self._unions[number].is_summed:
+            return self._unions[number]
+        summed = [union for union in self._unions if union.is_summed]
+        known = self._periods
+        before = known.unions if isinstance(known, Hazards) else (known,)
+        if known is None or len(before) != len(summed) or any(map(is_not, before, summed)):
+            self._periods = known = all_periods(summed)
+        return known
 
     def _join(self, model: Model, facts: JudgedTogether) -> int:
         """Add a model to those of its response; return their number."""
@@ -311,7 +352,7 @@ class Looks:
         return len(self._unions) - 1
 
     def _union_gram(self, number: int) -> PooledGram | None:
-        return next((gram for gram in self._known if gram.subject is self._unions[number]), None)
+        return self._gram(self._combined(number))
 
     def _keep(self, new: PooledGram) -> None:
         """Replace earlier results for the same rows by these."""
@@ -337,7 +378,11 @@ class Looks:
         for counted, people in self._counted:
             if subject.has_columns_of(counted):
                 return people
-        return None
+        parts = [self._people(union) for union in subject.unions] if isinstance(subject, Hazards) else []
+        known = [part for part in parts if part is not None]
+        if not isinstance(subject, Hazards) or len(known) < len(parts):
+            return None
+        return tuple(subject.counts(by_union) for by_union in zip(*known, strict=True))
 
     def _coordinates(self, subject: Subject) -> Array:
         model = subject.point.model
@@ -382,20 +427,25 @@ class Looks:
         facts = model.judged_together
         return facts is not None and any(each.facts.response == facts.response for each in self._unions)
 
-    def union(self, point: Evaluation) -> Union | None:
-        """Return the columns of all models of the response; None if there is one model."""
+    def unions(self, point: Evaluation) -> Iterator[Union | Hazards | FoldRows]:
+        """Yield the columns of all models of the response, if there are several; and those of a fold."""
         facts = point.model.judged_together
         for number, union in enumerate(self._unions):
-            known = self._union_gram(number)
-            if facts is not None and known is not None and union.facts.response == facts.response:
-                return union
-        return None
+            if facts is None or union.facts.response != facts.response:
+                continue
+            if self._union_gram(number) is not None:
+                yield self._combined(number)
+            fold = self._fold_rows(number)
+            if fold is not None and self._gram(fold) is not None:
+                yield fold
 
-    def _union(self, union: Union) -> PooledGram:
+    def _union(self, union: AbstractSubject) -> PooledGram:
         return next(gram for gram in self._known if gram.subject is union)
 
-    def union_spaces(self, union: Union, local: Local, rule: Rule = ALL) -> Iterator[tuple[RowSpace, float]]:
-        """Yield metrics for a silo's rows of a union, and factors of what a rule allows, as `spaces` does."""
+    def union_spaces(
+        self, union: AbstractSubject, local: Local, rule: Rule = ALL
+    ) -> Iterator[tuple[RowSpace, float]]:
+        """Yield metrics for a silo's rows of a union or a fold, and factors of what a rule allows."""
         return self._spaces(self._union(union), partial(union.rows, local), local, rule)
 
     def closing_leverage(

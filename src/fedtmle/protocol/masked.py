@@ -606,7 +606,7 @@ class LookQuery(AbstractLook):
     def rare_columns(self, floor: int) -> tuple[str, ...]:
         """Return the columns and levels that between 1 and ``floor`` - 1 people of all silos have."""
         rare: dict[str, None] = {}
-        for each in self.asked:
+        for each in (each for each in self.asked if each.subject.has_floor):
             totals = map(sum, zip(*each.people, strict=True))
             named = zip(each.subject.labels, totals, strict=True)
             rare |= dict.fromkeys(name for name, total in named if 0 < total < floor)

@@ -338,6 +338,13 @@ class AbstractQuery(ABC, Generic[Answer, Pooled]):
         """Return the gradients behind the answer."""
         return ()
 
+    def own_evaluations(self, rows: Local) -> tuple[Evaluation, ...]:
+        """Return the points at which the answer says that the gradient over these rows is zero.
+
+        The silo finds them in its own rows: it is a fit of its own that it sends.
+        """
+        return ()
+
     def cells(self) -> Iterable[CountCell]:
         """Return the sums in the answer that count people."""
         return ()
@@ -367,7 +374,13 @@ class AbstractQuery(ABC, Generic[Answer, Pooled]):
         """Return columns or groups of the answer with fewer than ``floor`` people of all silos, if known."""
         points = self.evaluations() if self.phase is Phase.NUISANCE else ()  # later ones count nobody else
         groups = (group for point in points for group in point.model.known_people)
-        return tuple(dict.fromkeys(name for name, people in groups if 0 < people < floor))
+        return tuple(dict.fromkeys(each.name for each in groups if 0 < each.people < floor))
+
+    def crowded_groups(self, least: float) -> tuple[str, ...]:
+        """Return groups of fewer than ``least`` people of all silos for each sum that singles them out."""
+        points = self.evaluations() if self.phase is Phase.NUISANCE else ()
+        groups = (group for point in points for group in point.model.known_people)
+        return tuple(dict.fromkeys(each.name for each in groups if 0 < each.people < least * each.sums))
 
     def ships_model(self, silo: str) -> bool:
         """Return whether this silo's answer is a model of its own rows, which every party sees."""

@@ -23,7 +23,7 @@ from fedtmle.model.leverage import (
     heaviest_combination,
     largest_leverage,
 )
-from fedtmle.model.problem import ClosingBlock, JudgedTogether
+from fedtmle.model.problem import ClosingBlock, JudgedTogether, LeftOut
 from fedtmle.model.submodel import (
     LOOK_ROWS,
     AbstractRowsSubmodel,
@@ -44,6 +44,7 @@ class AbstractSubject(ABC):
     """Rows that silos judge together."""
 
     facts: JudgedTogether
+    has_floor = True  # whether `min_support` holds for the people of its columns
 
     @property
     def largest(self) -> Array:
@@ -164,6 +165,7 @@ class Union(AbstractSubject):
     If the response has several periods, the sums of two periods differ, at zero, by those who leave between
     them alone: the rows of all others cancel. There a person's row is the sum over the periods at risk, with
     the signs of the residuals, and one model is judged too.
+    Several such responses are judged together (`Hazards`).
     """
 
     models: tuple[Model, ...]
@@ -236,6 +238,146 @@ class Union(AbstractSubject):
         for pieces in zip(*disclosed, strict=True):
             rows = np.stack([pieces[k].rows[j] for k, j in self.columns.values()])
             yield PersonRows(rows, pieces[0].counts)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class FoldRows(AbstractSubject):
+    """The rows of one fold, with the columns of a union of models that leave out the fold after it.
+
+    At zero, the sums without each of three folds or more disclose those over each of them.
+    """
+
+    union: Union
+    left_out: LeftOut
+
+    has_floor = False  # whoever counts people with and without each fold counts those in it
+
+    @property
+    def facts(self) -> JudgedTogether:  # type: ignore[override]  # derived here, a field elsewhere
+        return self.union.facts
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self.union.names
+
+    @property
+    def is_summed(self) -> bool:
+        """Whether the rows of a person are added up."""
+        return self.union.is_summed
+
+    @property
+    def largest(self) -> Array:
+        return self.union.largest
+
+    def has_columns_of(self, other: AbstractSubject) -> bool:
+        return other is self
+
+    def distance(self, point: Evaluation) -> float:
+        return 0.0
+
+    def shrunk(self, point: Evaluation) -> float:
+        return 1.0
+
+    def rows(self, local: Local) -> Iterator[PersonRows]:
+        return self._within(self.union.rows(local), local)
+
+    def counted(self, local: Local) -> Iterator[PersonRows]:
+        return self._within(self.union.counted(local), local)
+
+    def _within(self, pieces: Iterator[PersonRows], local: Local) -> Iterator[PersonRows]:
+        count, start = self.left_out.folds, 0
+        is_in = local.evaluate(self.left_out.folds_of) == (self.left_out.fold - 1) % count
+        for piece in pieces:
+            size = piece.rows.shape[1] if piece.counts is None else len(piece.counts)
+            inside = is_in[start : start + size]
+            yield PersonRows(piece.rows * (inside if piece.counts is None else inside.repeat(piece.counts)))
+            start += size
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Hazards(AbstractSubject):
+    """The sums over the periods of several responses, such as events of two causes, or on two grids.
+
+    Each union has its person's sums, with the signs of the residuals at zero. Who stays to the end without
+    an event has known residuals in all of them, so that a combination is made of those who leave alone.
+    """
+
+    unions: tuple[Union, ...]
+
+    is_summed = True
+
+    @property
+    def facts(self) -> JudgedTogether:  # type: ignore[override]  # derived here, a field elsewhere
+        parts, references, first = [union.facts for union in self.unions], [], 0
+        for part in parts:
+            references += [tuple((first + j, factor) for j, factor in each) for each in part.references]
+            first += len(part.ranges)
+        return parts[0]._replace(
+            response=None,
+            ranges=tuple(ends for part in parts for ends in part.ranges),
+            weight=max(part.weight for part in parts),
+            periods=max(part.periods for part in parts),
+            references=tuple(references),
+        )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(name for union in self.unions for name in union.names)
+
+    @property
+    def largest(self) -> Array:
+        return np.concatenate([union.largest for union in self.unions])
+
+    def people(self, local: Local) -> IntArray:
+        return np.array(self.counts([tuple(union.people(local).tolist()) for union in self.unions]))
+
+    def counts(self, parts: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+        """Return the people with each of `combinations`, from those with each one of every union."""
+        split = [(part[:k], part[k:]) for part, k in zip(parts, self._sizes, strict=True)]
+        return tuple(count for half in zip(*split, strict=True) for counts in half for count in counts)
+
+    @property
+    def _sizes(self) -> list[int]:
+        return [len(union.facts.ranges) for union in self.unions]
+
+    def has_columns_of(self, other: AbstractSubject) -> bool:
+        return other is self
+
+    def distance(self, point: Evaluation) -> float:
+        return 0.0
+
+    def shrunk(self, point: Evaluation) -> float:
+        return 1.0
+
+    def rows(self, local: Local) -> Iterator[PersonRows]:
+        return _side_by_side([union.rows(local) for union in self.unions])
+
+    def counted(self, local: Local) -> Iterator[PersonRows]:
+        return self.rows(local)
+
+
+def all_periods(unions: Sequence[Union]) -> Union | Hazards:
+    """Return what is judged of the sums over periods of some responses: all of them together."""
+    return unions[0] if len(unions) == 1 else Hazards(tuple(unions))
+
+
+def _side_by_side(parts: Sequence[Iterator[PersonRows]]) -> Iterator[PersonRows]:
+    """Yield the columns of several parts, each with one row a person, whatever the sizes of their pieces."""
+    rest: list[Array | None] = [None] * len(parts)
+    while True:
+        for k, part in enumerate(parts):
+            held = rest[k]
+            if held is None or not held.shape[1]:
+                piece = next(part, None)
+                rest[k] = None if piece is None else piece.rows
+        full = [each for each in rest if each is not None]
+        if len(full) < len(parts):
+            return
+        size = min(each.shape[1] for each in full)
+        yield PersonRows(np.concatenate([each[:, :size] for each in full]))
+        rest = [each[:, size:] for each in full]
 
 
 @final
@@ -344,6 +486,7 @@ def subjects_of(query: Query) -> Iterator[Subject]:
 # At the start of their fits, two models of the same response disclose sums of the same residuals times
 # different columns, and hence sums for the differences of columns between the models. A silo keeps the
 # columns that were asked for each response, and judges their union whenever a model adds columns to it.
+# Models that leave out other rows, such as one fold each, have other columns, which are zero in these rows.
 # Columns of one name are several where models are fitted to several completions of the same records. So are
 # those of models that share residuals but not weights, such as the fluctuations under several rules.
 #
@@ -353,30 +496,43 @@ def subjects_of(query: Query) -> Iterator[Subject]:
 
 @dataclass
 class _Response:
-    """A response and its weights, shape (N,), or what models share instead, and their columns by name."""
+    """A response, shape (N,), or what models share instead, and their columns by name, each with its weights.
+
+    Models of a response that are fitted to other rows, such as those without a fold, have other weights. At
+    zero their gradients disclose sums of the same residuals, so that the differences are sums over a fold.
+    """
 
     y: Array | None
     w: Array | None
     shared: Hashable = None
-    columns: dict[str, list[Array]] = field(default_factory=dict)
+    columns: dict[str, list[tuple[Array, Array | None]]] = field(default_factory=dict)
 
     def is_of(self, submodel: GeneralisedLinear) -> bool:
-        return self.shared is None and _same(self.y, submodel.y) and _same(self.w, submodel.w)
+        return self.shared is None and _same(self.y, submodel.y) and _agree(self.w, submodel.w)
 
-    def add(self, name: str, column: Array, by_name: bool) -> bool:
+    def add(self, name: str, column: Array, weights: Array | None, by_name: bool) -> bool:
         """Keep a column unless it (or, ``by_name``, one of its name) is known; return whether it is new."""
         known = self.columns.setdefault(name, [])
-        if (by_name and known) or any(_same(each, column) for each in known):
-            return False
-        known.append(column)
+        for each, w in known:
+            if _same(w, weights) and (by_name or _same(each, column)):
+                return False
+        known.append((column, weights))
         return True
 
+    @property
+    def has_completions(self) -> bool:
+        """Whether a column was asked with several values for the same rows."""
+        return any(
+            _same(w, weights)
+            for known in self.columns.values()
+            for (_, w), (_, weights) in combinations(known, 2)
+        )
+
     def rows(self) -> Iterator[PersonRows]:
-        columns = [column for known in self.columns.values() for column in known]
-        for start in range(0, len(columns[0]), LOOK_ROWS):
+        columns = [each for known in self.columns.values() for each in known]
+        for start in range(0, len(columns[0][0]), LOOK_ROWS):
             part = slice(start, start + LOOK_ROWS)
-            rows = np.stack([column[part] for column in columns])
-            yield PersonRows(rows if self.w is None else rows * self.w[part])
+            yield PersonRows(np.stack([x[part] if w is None else x[part] * w[part] for x, w in columns]))
 
 
 @dataclass
@@ -433,9 +589,8 @@ class Designs:
     def has_completions(self) -> bool:
         """Whether a column of some response was asked with several values, as imputed ones are."""
         plain = (response for response in self._responses if response.shared is None)
-        sizes = [len(known) for response in plain for known in response.columns.values()]
-        sizes += [len(known) for response in self._long for known in response.columns.values()]
-        return max(sizes, default=0) > 1
+        sizes = (len(known) for response in self._long for known in response.columns.values())
+        return any(response.has_completions for response in plain) or max(sizes, default=0) > 1
 
     def add(self, model: Model, submodel: AbstractSubmodel, enough: float) -> float:
         """Return the largest leverage in the columns of all models of the response, this one included.
@@ -447,19 +602,20 @@ class Designs:
             return 0.0
         shared = model.shared_residuals
         columns: Iterable[Array]
+        weights: Array | None = None
         if shared is not None:
             response, columns = self._sharing(shared), _disclosed(submodel, model.dim)
         elif isinstance(submodel, GeneralisedLinear):
-            response, columns = self._response_of(submodel), scaled(submodel.X).columns
+            response, weights, columns = self._response_of(submodel), submodel.w, scaled(submodel.X).columns
         elif isinstance(submodel, Profiled) and (in_memory := submodel.in_memory) is not None:
             whole, columns = in_memory
-            response = self._response_of(whole)
+            response, weights = self._response_of(whole), whole.w
         else:
             return self._add_long(model, names, submodel, enough)
         self._known[id(model)] = model
         is_first = not response.columns
         is_new = [
-            response.add(name, column, self.by_name and shared is None)
+            response.add(name, column, weights, self.by_name and shared is None)
             for name, column in zip(names, columns, strict=True)
         ]
         if is_first or not any(is_new):
@@ -509,6 +665,14 @@ def _disclosed(submodel: AbstractSubmodel, dim: int) -> Array:
         case _:
             parts = [piece.rows for piece in submodel.disclosed_rows(np.zeros(dim))]
     return np.concatenate(parts, axis=1)
+
+
+def _agree(left: Array | None, right: Array | None) -> bool:
+    """Return whether two models weigh a person alike, unless one of them leaves the person out."""
+    if left is None or right is None:
+        weights = left if right is None else right
+        return weights is None or bool(((weights == 0.0) | (weights == 1.0)).all())
+    return left is right or bool(((left == right) | (left == 0.0) | (right == 0.0)).all())
 
 
 def _same(left: Array | None, right: Array | None) -> bool:
@@ -585,6 +749,14 @@ def about_support(names: Sequence[str] | None, is_rare: Sequence[bool]) -> str:
 def about_rare(names: Sequence[str]) -> str:
     """Return advice about columns and levels that too few people have, counted over all silos."""
     return f"Too few people of all silos are in {_listed(names)}: {RARE}."
+
+
+def about_completions(names: Sequence[str]) -> str:
+    """Return advice about groups of people whom more sums single out than they can hide."""
+    return (
+        f"Too few people of all silos are in {_listed(names)} for so many imputed data sets: their sums "
+        "differ in these people alone. Impute fewer data sets, or leave products with the variable out."
+    )
 
 
 def about_alone(names: Sequence[str]) -> str:

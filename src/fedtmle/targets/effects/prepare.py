@@ -16,6 +16,7 @@ from fedtmle.initial.crossfit import Fitted, Folds
 from fedtmle.initial.glm import AbstractResponse
 from fedtmle.model import kernels
 from fedtmle.model.parallel import done, pieces
+from fedtmle.model.problem import LeftOut
 from fedtmle.model.table import Factor, Table
 from fedtmle.model.types import Array, Bools, Bytes, Codes, IntArray, is_one, product
 from fedtmle.targets.effects.components import Component
@@ -212,6 +213,10 @@ class WithoutFold(AbstractResponse):
     @property
     def every_row(self) -> AbstractResponse:
         return self.response.every_row
+
+    @property
+    def left_out(self) -> LeftOut:
+        return LeftOut(self.fold, self.folds.count, self.folds.of)
 
     def mark(self, table: Table) -> Table:
         return self.folds.mark(self.response.mark(table))
