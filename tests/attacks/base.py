@@ -64,6 +64,7 @@ class AbstractAttack(ABC):
     strict: dict[str, Any] = {}  # noqa: RUF012 - read only
     setting = Setting.OPEN
     only_masked = False  # whether it needs what is asked under masks only
+    in_open = "not asked"  # why it does, in the table
     has_settings = True  # whether it can be tried under masks; else it is an attack on masks already
 
     @abstractmethod

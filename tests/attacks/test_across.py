@@ -12,6 +12,7 @@ from fedtmle.protocol.messages import Reason
 from fedtmle.runtime.ledger import read
 from fedtmle.studyfile.file import read_study
 from tests.attacks.across import NEWCOMER, Hospitals, newcomer
+from tests.attacks.threats import PAGE
 
 ONE = "p"
 
@@ -130,3 +131,22 @@ def test_silos_that_the_owner_does_not_vouch_for_count_as_the_servers_own(tmp_pa
     with pytest.raises(RefusedError):
         hospitals.run(hospitals.study(["p", "q", "r", "s", "t", "u"], seed=2, masked=True))
     assert refused_by(hospitals, ONE) == "memory: colluders"
+
+
+def test_two_studies_with_nearly_the_same_column_tell_a_person(tmp_path: Path) -> None:
+    """Each is answered, the page says so, and one study with both columns is not."""
+    hospitals = Hospitals(tmp_path, ["p", "q"])
+    hospitals.add(ONE, NEWCOMER)
+    spike = '"I(w + 1/(1 + (100000*(w - 61.25))**2))"'
+    studies = [hospitals.study(["p", "q"], seed=seed) for seed in (1, 2)]
+    text = studies[1].path.read_text()
+    studies[1].path.write_text(text.replace('treatment]\nformula = "w"', f"treatment]\nformula = {spike}"))
+    one, other = (hospitals.run(read_study(study.path)).sums(ONE)[0] for study in studies)
+    alone = 128.0 * (other[1] - one[1])  # both columns are scaled by 1/128
+    assert 0.5 - alone == pytest.approx(NEWCOMER[1], abs=1e-3)
+    assert "the arm of one person follows, to 0.001" in " ".join(PAGE.read_text(encoding="utf-8").split())
+    both = text.replace('treatment]\nformula = "w"', f'treatment]\nformula = {spike[:-1]} + w"')
+    studies[0].path.write_text(both.replace("seed = 2", "seed = 3"))
+    with pytest.raises(RefusedError, match=Reason.POLICY.value):
+        hospitals.run(read_study(studies[0].path))
+    assert refused_by(hospitals, ONE) == "min_people"

@@ -12,6 +12,8 @@ from fedtmle.runtime.ledger import read
 from tests.attacks import (
     batches,
     combinations,
+    decoded,
+    differences,
     followup,
     invented,
     masked,
@@ -25,11 +27,23 @@ from tests.attacks.settings import RefusedBySiloError, Setting
 
 ATTACKS: dict[str, AbstractAttack] = {
     type(attack).__name__: attack
-    for module in (batches, steering, small, combinations, invented, over_time, followup, protocol, masked)
+    for module in (
+        batches,
+        steering,
+        small,
+        combinations,
+        invented,
+        over_time,
+        differences,
+        followup,
+        protocol,
+        masked,
+    )
     for attack in module.ATTACKS
 }
 WORKING: dict[str, AbstractAttack] = {
-    type(attack).__name__: attack for attack in (*invented.WORKING, *over_time.WORKING, *followup.WORKING)
+    type(attack).__name__: attack
+    for attack in (*invented.WORKING, *over_time.WORKING, *decoded.WORKING, *followup.WORKING)
 }
 HIDDEN: dict[str, AbstractAttack] = {type(attack).__name__: attack for attack in over_time.HIDDEN}
 SUPPRESSED: dict[str, AbstractAttack] = {type(attack).__name__: attack for attack in followup.SUPPRESSED}

@@ -15,6 +15,7 @@ from fedtmle.protocol.policy import Policy
 from fedtmle.studyfile.file import study_plan
 from fedtmle.studyfile.schema import schema_of
 from tests.attacks import limits
+from tests.attacks.decoded import OneRetires, SumOfFits
 from tests.attacks.honest import run_honest
 from tests.attacks.settings import Setting
 from tests.attacks.test_attacks import ATTACKS, WORKING
@@ -104,11 +105,27 @@ def test_what_still_works_does(name: str) -> None:
         assert f"covariate as {learned:.3f} where it is 0.9" in TEXT
 
 
-def test_a_lie_about_missing_values_is_believed_under_masks() -> None:
-    attack = copy.copy(ATTACKS["TwoCompletions"])
+def test_a_fine_lattice_of_fits_tells_the_counts_behind_them() -> None:
+    sums = SumOfFits()
+    assert sums.choices(2.0**-40) == 1
+    assert round(sums.choices(2.0**-10), -3) == 25_000
+    assert "only one choice of counts" in TEXT
+    assert "some 25,000 choices are as near" in TEXT
+
+
+def test_one_that_retires_leaves_its_own_mean() -> None:
+    """Wherever the rule lets it leave, the two totals tell where it was."""
+    retires = OneRetires()
+    within = 0.5 * np.std(retires.rows(), ddof=1) / np.sqrt(len(retires.rows()))
+    assert f"within {within:.2f} of its own mean, and two totals give that mean to 0.001" in TEXT
+
+
+@pytest.mark.parametrize("name", ["TwoCompletions", "ManyCompletions"])
+def test_a_lie_about_missing_values_is_believed_under_masks(name: str) -> None:
+    attack = copy.copy(ATTACKS[name])
     attack.setting = Setting.COLLUDING
     assert attack.works(attack.run(attack.victim(attack.keeper(attack.guarded()))))
-    assert '("two completions", last column)' in TEXT
+    assert '("two completions" and "many completions", last column)' in TEXT
     assert "fewer than `min_support` records of all silos" in TEXT
 
 

@@ -40,7 +40,7 @@ def ended(attack: AbstractAttack, keeper: Keeper) -> str:
 def cell(attack: AbstractAttack, setting: Setting) -> str:
     """What stops an attack in a setting, or that it works; a guarded silo has the default policy."""
     if setting is Setting.OPEN and attack.only_masked:
-        return "not asked"
+        return attack.in_open
     if setting is Setting.OPEN and (attack.keys or attack.check):
         stops = ", ".join(f"`{key}`" for key in attack.keys) or attack.check
         return f"{stops} (`{attack.reason.name}`)"
