@@ -330,14 +330,14 @@ MUTATIONS: tuple[Mutation, ...] = (
     *_many(
         "protocol/looks.py",
         DIFFERENCES,
-        ("folds are not looked at", "if left_out is None or left_out.folds < 3:", "if True:"),
-        ("two folds are looked at", "or left_out.folds < 3:", "or left_out.folds < 2:"),
+        ("folds are not looked at", "if left_out is None or left_out.folds.count < 3:", "if True:"),
+        ("two folds are looked at", "or left_out.folds.count < 3:", "or left_out.folds.count < 2:"),
         ("hazards are looked at one by one", "known = all_periods(summed)", "known = self._unions[number]"),
     ),
     *_many(
         "protocol/subjects.py",
         DIFFERENCES,
-        ("the people of another fold", "(self.left_out.fold - 1) % count", "self.left_out.fold"),
+        ("the people of another fold", "== (fold - 1) % folds.count", "== fold"),
         ("people are left out", "[each[:, size:] for each in full]", "[None] * len(parts)"),
         ("a fold has a floor", "    has_floor = False", "    has_floor = True"),
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from fedtmle.model.leverage import PersonRows
 from fedtmle.programs.imputation import differing_sums
 from fedtmle.programs.missing import MissingCounts
 from fedtmle.protocol.fits import FitQuery
-from fedtmle.protocol.subjects import FoldRows, _side_by_side
+from fedtmle.protocol.subjects import FoldRows, Hazards, _side_by_side
 from fedtmle.targets.effects.prepare import WithoutFold
 from tests.attacks.combinations import VARIABLES
 from tests.attacks.differences import AloneInAFold, LoneFit, ManyCompletions, TwoCauses, TwoGrids
@@ -76,6 +77,35 @@ def test_folds_are_looked_at_if_there_are_three_or_more(folds: int) -> None:
     in_folds = [subject for subject in subjects if isinstance(subject, FoldRows)]
     assert {subject.left_out.fold for subject in in_folds} == (set() if folds == 2 else {0, 1, 2})
     assert not any(subject.has_floor for subject in in_folds)
+
+
+class CrossFittedHazards(TwoGrids):
+    """Where many have events, of a covariate that many have in each fold."""
+
+    def study(self) -> ft.Study:
+        return replace(super().study(), folds=3)
+
+    def common(self) -> Columns:
+        columns = super().common()
+        time, event = 0.25 + ROW % 16 / 4, ROW % 3 > 0
+        return {**columns, "time": np.where(event, time, 4.0), "event": event * 1.0}
+
+    def columns(self) -> Columns:
+        return self.common()
+
+
+def test_hazards_without_a_fold_are_looked_at_by_fold() -> None:
+    """All responses without one fold together, and each response within one."""
+    attack = CrossFittedHazards()
+    attack.setting = Setting.MASKED
+    server, answer = attack.server(attack.victim(attack.keeper(attack.guarded())))
+    first_sums(server, answer, WithoutFold)
+    subjects = [gram.subject for look in server.looks for gram in look]
+    together = [subject for subject in subjects if isinstance(subject, Hazards)]
+    assert {union.facts.left_out for subject in together for union in subject.unions} == {
+        each.left_out for each in subjects if isinstance(each, FoldRows) and each.is_summed
+    }
+    assert all(len({union.facts.left_out for union in each.unions}) == 1 for each in together)
 
 
 class RetiringFit(LoneFit):

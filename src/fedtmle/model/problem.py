@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -89,12 +89,22 @@ class KnownPeople(NamedTuple):
     sums: int = 1
 
 
+class RowFolds(Protocol):
+    """Folds of rows by a public rule, equal for equal rules."""
+
+    @property
+    def count(self) -> int: ...
+
+    def of(self, table: Any, /) -> IntArray:
+        """Return the fold of each row, as a code from 0."""
+        ...
+
+
 class LeftOut(NamedTuple):
-    """The fold of its rows that a model leaves out, of how many, and a rule for the fold of each row."""
+    """The fold of its rows that a model leaves out, and all folds."""
 
     fold: int
-    folds: int
-    folds_of: Callable[[Any], IntArray]
+    folds: RowFolds
 
 
 class JudgedTogether(NamedTuple):

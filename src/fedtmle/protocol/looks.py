@@ -54,7 +54,7 @@ from typing import NamedTuple, TypeVar, final
 import numpy as np
 
 from fedtmle.model.leverage import Pieces, RowSpace
-from fedtmle.model.problem import JudgedTogether
+from fedtmle.model.problem import JudgedTogether, LeftOut
 from fedtmle.model.types import Array, Part
 from fedtmle.protocol.masked import (
     LEVELS,
@@ -180,7 +180,7 @@ class Looks:
         self._known: list[PooledGram] = []
         self._counted: list[tuple[AbstractSubject, People]] = []
         self._unions: list[Union] = []  # one for each response
-        self._periods: Union | Hazards | None = None  # the sums over periods of all of these
+        self._periods: dict[LeftOut | None, Union | Hazards] = {}  # the sums over periods of all of these
         self._folds: dict[int, FoldRows] = {}  # by number of a response
         self._has_been_void = False
         self.may_be_void = False  # whether silos may leave this round's query without an answer
@@ -319,7 +319,7 @@ class Looks:
         """Return the rows of the fold that the models of a response disclose with those of others, if any."""
         union, known = self._unions[number], self._folds.get(number)
         left_out = union.facts.left_out
-        if left_out is None or left_out.folds < 3:
+        if left_out is None or left_out.folds.count < 3:
             return None
         if known is None or known.union is not union:
             self._folds[number] = known = FoldRows(union, left_out)
@@ -332,14 +332,18 @@ class Looks:
         return [(union, np.eye(len(union.names))) for union in unions]
 
     def _combined(self, number: int) -> Union | Hazards:
-        """Return what is judged of a response's models: the sums over periods of all responses are one."""
+        """Return what is judged of a response's models: the sums over periods of all responses are one.
+
+        Those without a fold are by themselves: together they would be too many columns to resolve.
+        """
+        left_out = self._unions[number].facts.left_out
         if not self._unions[number].is_summed:
             return self._unions[number]
-        summed = [union for union in self._unions if union.is_summed]
-        known = self._periods
+        summed = [union for union in self._unions if union.is_summed and union.facts.left_out == left_out]
+        known = self._periods.get(left_out)
         before = known.unions if isinstance(known, Hazards) else (known,)
         if known is None or len(before) != len(summed) or any(map(is_not, before, summed)):
-            self._periods = known = all_periods(summed)
+            self._periods[left_out] = known = all_periods(summed)
         return known
 
     def _join(self, model: Model, facts: JudgedTogether) -> int:

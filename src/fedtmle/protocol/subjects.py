@@ -286,8 +286,8 @@ class FoldRows(AbstractSubject):
         return self._within(self.union.counted(local), local)
 
     def _within(self, pieces: Iterator[PersonRows], local: Local) -> Iterator[PersonRows]:
-        count, start = self.left_out.folds, 0
-        is_in = local.evaluate(self.left_out.folds_of) == (self.left_out.fold - 1) % count
+        fold, folds = self.left_out
+        is_in, start = local.evaluate(folds.of) == (fold - 1) % folds.count, 0
         for piece in pieces:
             size = piece.rows.shape[1] if piece.counts is None else len(piece.counts)
             inside = is_in[start : start + size]

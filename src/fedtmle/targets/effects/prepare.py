@@ -216,7 +216,7 @@ class WithoutFold(AbstractResponse):
 
     @property
     def left_out(self) -> LeftOut:
-        return LeftOut(self.fold, self.folds.count, self.folds.of)
+        return LeftOut(self.fold, self.folds)
 
     def mark(self, table: Table) -> Table:
         return self.folds.mark(self.response.mark(table))
