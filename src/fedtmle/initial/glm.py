@@ -343,6 +343,13 @@ class AbstractOwnBlock(ABC):
         """Return the coefficients of the silo whose rows these are: all of them, as they are."""
 
     @abstractmethod
+    def by_silo(self, rows: AnyTable, show: Callable[[], AnyTable]) -> Mapping[str, tuple[float, ...]]:
+        """Return the coefficients of each silo that has some of the rows, found once per table.
+
+        ``show`` returns the rows with the own coefficients of the models whose predictions are the response.
+        """
+
+    @abstractmethod
     def is_separated(self, rows: AnyTable) -> bool:
         """Return whether they predict some response of the silo perfectly, so that they are not finite."""
 
@@ -409,7 +416,7 @@ class FittedGLM:
 @final
 @dataclass(frozen=True, kw_only=True)
 class OffsetResponse(AbstractResponse):
-    """Another response, with the linear predictor of a model that is near the fit as offset."""
+    """Another response, with the linear predictor of a model that is near the fit added to its offset."""
 
     response: AbstractResponse
     offset_model: FittedGLM
@@ -428,7 +435,9 @@ class OffsetResponse(AbstractResponse):
         return self.response.of(table)
 
     def offset(self, table: Table) -> Array:
-        return replace(self.offset_model, family=Family.GAUSSIAN).predict(table)
+        predictor = replace(self.offset_model, family=Family.GAUSSIAN).predict(table)
+        offset = self.response.offset(table)
+        return predictor if offset is None else predictor + offset
 
 
 @final

@@ -16,8 +16,8 @@ silos' fit is then that of a study without these rows.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple, TypeVar, final
 
@@ -49,8 +49,10 @@ from fedtmle.model.table import (
     SILO,
     AbstractBoundedColumns,
     AnyTable,
+    PerTable,
     StreamedTable,
     Table,
+    TableView,
     over_batches,
 )
 from fedtmle.model.types import Array, Family, Part, RowBound, unpack
@@ -170,6 +172,10 @@ class ProfiledModel(AbstractRegressionModel):
     @property
     def design_names(self) -> tuple[str, ...] | None:
         return self.columns if isinstance(self.whole, GLMModel) else None
+
+    @property
+    def shared_residuals(self) -> Hashable:
+        return self.whole.shared_residuals
 
     @property
     def known_people(self) -> tuple[KnownPeople, ...]:
@@ -514,11 +520,18 @@ class _Derivatives(NamedTuple):
 @final
 @dataclass(frozen=True, kw_only=True)
 class OwnBlock(AbstractOwnBlock):
-    """The coefficients of each silo's own in a model that was fitted; ``eps`` are the common ones."""
+    """The coefficients of each silo's own in a model that was fitted; ``eps`` are the common ones.
+
+    ``view`` shows the rows on which the model was fitted, None if they are the study's.
+    """
 
     label: str
     model: ProfiledModel
     eps: tuple[float, ...]
+    view: TableView | None = None
+    _found: PerTable[dict[str, tuple[float, ...]]] = field(
+        init=False, default_factory=PerTable, compare=False, repr=False
+    )
 
     @property
     def places(self) -> tuple[int, ...]:
@@ -529,8 +542,11 @@ class OwnBlock(AbstractOwnBlock):
         size = self.model.blocks * len(self.places)
         return tuple(f"\0own coefficient {k} of {self.label}" for k in range(size))
 
+    def by_silo(self, rows: AnyTable, show: Callable[[], AnyTable]) -> Mapping[str, tuple[float, ...]]:
+        return self._found.of(rows, lambda _: {silo: self.of(part) for silo, part in by_silo(show())})
+
     def of(self, rows: AnyTable) -> tuple[float, ...]:
-        response = self.model.whole.response
+        rows, response = self._fitted_on(rows), self.model.whole.response
         if not any(_over(response, rows, lambda table: bool(np.any(response.of(table)[1])))):
             raise DataError(
                 f"{self.label}: this silo has no row to which its own intercept, C(silo), can be fitted; use "
@@ -541,7 +557,10 @@ class OwnBlock(AbstractOwnBlock):
         return tuple(np.ldexp(block, -scales).tolist())
 
     def is_separated(self, rows: AnyTable) -> bool:
-        return self.model.is_separated(np.array(self.eps), rows)
+        return self.model.is_separated(np.array(self.eps), self._fitted_on(rows))
+
+    def _fitted_on(self, rows: AnyTable) -> AnyTable:
+        return rows if self.view is None else self.view.of(rows)
 
 
 @final

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property, reduce
 from operator import add
-from typing import Any, Generic, TypeAlias, TypeVar, final
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar, final
 from weakref import ref
 
 import numpy as np
@@ -155,6 +155,7 @@ class StreamedTable:
 
 
 AnyTable = Table | StreamedTable
+Rows = TypeVar("Rows", bound=AnyTable)
 
 
 def without_missing(table: AnyTable, name: str) -> AnyTable:
@@ -225,17 +226,25 @@ def _in_silo(table: Table, silo: str, silos: tuple[str, ...]) -> Table:
     return table.with_factor(SILO, Factor(codes, silos))
 
 
+class TableView(Protocol):
+    """A public rule from a table to one with as many rows."""
+
+    def of(self, rows: AnyTable, /) -> AnyTable:
+        """Return the rows as the view shows them."""
+        ...
+
+
 class PerTable(Generic[Result]):
-    """Remembers what was computed of a table in memory, for as long as the table exists.
+    """Remembers what was computed of a table, for as long as the table exists.
 
     The silos of one process may share the problem or the view that remembers it. As a field it has
     ``init=False``, so that `dataclasses.replace` gives the changed copy a memory of its own.
     """
 
     def __init__(self) -> None:
-        self._kept: dict[int, tuple[ref[Table], Result]] = {}  # by the table's identity
+        self._kept: dict[int, tuple[ref[AnyTable], Result]] = {}  # by the table's identity
 
-    def of(self, table: Table, work: Callable[[Table], Result]) -> Result:
+    def of(self, table: Rows, work: Callable[[Rows], Result]) -> Result:
         """Return ``work(table)``, computed once; it must not refer to the table itself."""
         key = id(table)
         if key not in self._kept:

@@ -39,6 +39,7 @@ from fedtmle.initial.own import WITHIN, OwnBlock, OwnFormula, ProfiledModel, own
 from fedtmle.initial.superlearner import Pilot, SuperLearner
 from fedtmle.initial.syntax import Categorical, Formula
 from fedtmle.model.exact import cholesky, congruence, eigen, invert_lower, multiply, newton_direction
+from fedtmle.model.table import TableView
 from fedtmle.model.types import Array, Family, Part, Response, unpack
 from fedtmle.programs.study import Study
 from fedtmle.protocol.query import Flow, Model, Phase
@@ -83,6 +84,7 @@ class Regression:
     constant: str = ""  # the message if the response is the same in every row used
     ranges: Ranges  # ranges of the variables that formulas use as numbers
     own: bool = False  # whether terms with C(silo) have coefficients of each silo's own, which it keeps
+    view: TableView | None = None  # shows the rows on which it is fitted, None if they are the study's
 
     def without(self, folds: Folds, fold: int) -> Regression:
         """Return the same regression on the other folds' rows."""
@@ -227,7 +229,8 @@ def fitted_model(
     own, formula = None, glm.parsed
     if isinstance(model, ProfiledModel):
         label = f"{regression.label}, {glm.formula}"
-        own, formula = OwnBlock(label=label, model=model, eps=tuple(eps.tolist())), model.whole.formula
+        own = OwnBlock(label=label, model=model, eps=tuple(eps.tolist()), view=regression.view)
+        formula = model.whole.formula
         beta = model.coefficients(eps)
     else:
         scales = np.array(model.scales)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TypeVar, final
 
 import numpy as np
@@ -11,7 +12,7 @@ import numpy as np
 from fedtmle.errors import InputError
 from fedtmle.initial.crossfit import CrossFitted, Fitted, Folds
 from fedtmle.initial.glm import GLM, AbstractOwnBlock, FittedGLM, FittedMultinomial, Levels
-from fedtmle.initial.own import SeparatedBlocks, by_silo
+from fedtmle.initial.own import SeparatedBlocks
 from fedtmle.initial.superlearner import (
     MAX_CANDIDATES,
     GradientBoostedTrees,
@@ -56,7 +57,8 @@ Result = TypeVar("Result")
 class OwnCoefficients:
     """Shows rows with a column for each coefficient of each silo's own in some models.
 
-    ``known`` are coefficients by column and silo; the others are those of the rows that are shown.
+    The response of a model may be what models before it in ``blocks`` predict. ``known`` are coefficients by
+    column and silo; the others are those of the rows that are shown.
     """
 
     blocks: tuple[AbstractOwnBlock, ...]
@@ -80,12 +82,13 @@ class OwnCoefficients:
 
     def _of_rows(self, rows: AnyTable) -> dict[tuple[str, str], float]:
         known = dict(self.known)
-        for silo, part in by_silo(rows):
-            for block in self.blocks:
-                if (block.names[0], silo) not in known:
-                    known |= {
-                        (name, silo): own for name, own in zip(block.names, block.of(part), strict=True)
-                    }
+        silos = [silo for silo, count in zip(rows.levels(SILO), rows.counts(SILO), strict=True) if count]
+        for k, block in enumerate(self.blocks):
+            if all((block.names[0], silo) in known for silo in silos):
+                continue
+            before = replace(self, blocks=self.blocks[:k], known=known)
+            for silo, own in block.by_silo(rows, partial(before.of, rows)).items():
+                known = {**dict(zip(((name, silo) for name in block.names), own, strict=True)), **known}
         return known
 
     def _shown(self, table: Table, known: Mapping[tuple[str, str], float]) -> Table:
