@@ -65,6 +65,7 @@ from fedtmle.programs.regimes import (
     find_regime_overlap,
     fit_sequence,
     named_fits,
+    predictors,
     regime_problem,
 )
 from fedtmle.programs.sites import ComparedSilos, OwnTMLE, compare_silos
@@ -436,6 +437,7 @@ def private_flow(study: Study, levels: Levels, n: int, silos: int) -> Flow[Targe
 
 
 Compared = tuple[ComparedSilos, tuple[Balance, ...] | None]  # the silos, and the arms' covariates
+Counted = tuple[RegimeOverlap, Mapping[str, int]]  # overlap, and the silos that `count_separated` counts
 
 
 def prepare_grids(study: Study, target: AbstractTimeEffect, levels: Levels, n: int) -> Flow[PreparedGrids]:
@@ -579,17 +581,24 @@ def prepare_regimes(
         completion=completion,
     )
     scores, chains = yield from fit_sequence(fits)
-    problem = regime_problem(fits, scores, chains)
-    return PreparedRegimes(fits=fits, scores=scores, problem=problem, g_floor=floor)
+    problem, view = regime_problem(fits, scores, chains), own_view(predictors(scores, chains))
+    return PreparedRegimes(fits=fits, scores=scores, problem=problem, g_floor=floor, view=view)
 
 
 def target_regimes(study: Study, prepared: PreparedRegimes, n: int) -> Flow[Outcome]:
-    """Target the joint problem, close the run, and ask for the diagnostics."""
+    """Target the joint problem, close the run, and ask for the diagnostics, over the rows of the models."""
+    return (yield from seen(_target_regimes(study, prepared, n), prepared.view))
+
+
+def _target_regimes(study: Study, prepared: PreparedRegimes, n: int) -> Flow[Outcome]:
     fits, problem = prepared.fits, prepared.problem
     target, columns, levels = fits.target, fits.columns, fits.levels
 
-    def last(law: object) -> Flow[tuple[RegimeOverlap, tuple[Adherence, Compared] | None]]:
-        overlap = find_regime_overlap(problem, target, n)
+    def counted() -> Flow[Counted]:
+        return both(find_regime_overlap(problem, target, n), count_separated(prepared.view))
+
+    def last(law: object) -> Flow[tuple[Counted, tuple[Adherence, Compared] | None]]:
+        overlap = counted()
         if not (study.diagnostics and isinstance(law, RegimeLaw)):
             return (yield from overlap), None
         own = OwnTMLE(study=study, columns=columns, levels=levels, dim=problem.dim, flow=study_flow)
@@ -599,7 +608,7 @@ def target_regimes(study: Study, prepared: PreparedRegimes, n: int) -> Flow[Outc
 
     targeting = study.algorithm.flow(problem, problem.start(), n)
     outcome, shown = yield from with_closing(targeting, last)
-    overlap, diagnosed = shown or ((yield from find_regime_overlap(problem, target, n)), None)
+    (overlap, separated), diagnosed = shown or ((yield from counted()), None)
     adherence, (silos, balance) = diagnosed or (None, (None, None))
     nuisances, labels = named_fits(fits, prepared.scores, problem)
     details = RegimeDetails(
@@ -615,5 +624,6 @@ def target_regimes(study: Study, prepared: PreparedRegimes, n: int) -> Flow[Outc
         nuisances=nuisances,
         fit_labels=labels,
         silos=silos,
+        separated=separated,
     )
     return replace(outcome, details=details)

@@ -10,17 +10,17 @@ Only the outcome models of a rule go backwards in time.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, Self, final
 
 import numpy as np
 
 from fedtmle.errors import FitError, InputError
 from fedtmle.initial.crossfit import CrossFitted, Fitted, Folds
 from fedtmle.initial.design import column_names, range_exponent
-from fedtmle.initial.glm import GLM, FittedGLM, GLMModel, OffsetResponse
+from fedtmle.initial.glm import GLM, FittedGLM, FittedMultinomial, GLMModel, OffsetResponse
 from fedtmle.initial.superlearner import SuperLearner
 from fedtmle.initial.syntax import Formula, parse_formula
 from fedtmle.model.exact import Sums
@@ -28,12 +28,19 @@ from fedtmle.model.problem import Estimate
 from fedtmle.model.types import Family, Part
 from fedtmle.programs.fitting import Fitting
 from fedtmle.programs.missing import Levels, MissingCounts
-from fedtmle.programs.nuisance import GRADIENT_GOAL, MAX_STEPS, Regression, fit_exactly, regressions
+from fedtmle.programs.nuisance import (
+    GRADIENT_GOAL,
+    MAX_STEPS,
+    Regression,
+    fit_exactly,
+    fitted_model,
+    regressions,
+)
 from fedtmle.programs.sites import ComparedSilos
 from fedtmle.programs.study import NuisanceModel, Study
-from fedtmle.programs.superlearner import begin_fits, fit_together
+from fedtmle.programs.superlearner import OwnCoefficients, begin_fits, fit_together, own_view, seen
 from fedtmle.protocol.bins import BinsQuery, PooledBin
-from fedtmle.protocol.flows import through, together
+from fedtmle.protocol.flows import ViewedQuery, through, together
 from fedtmle.protocol.query import CountCell, Flow, JointQuery, Phase, Query
 from fedtmle.protocol.sums import SumsQuery, TallyQuery
 from fedtmle.targets.effects.balance import Balance
@@ -119,6 +126,7 @@ class RegimeDetails:
     missing: MissingCounts | None = None  # counts for covariates that may be missing
     omitted: int = 0  # records left out, because their treatment is missing
     imputed: tuple[Estimate, ...] = ()  # one per data set, if a covariate is imputed
+    separated: Mapping[str, int] = field(default_factory=dict)  # see `count_separated`
 
     @property
     def start(self) -> RegimeLaw:
@@ -289,6 +297,8 @@ class SequentialFits:
             cluster=study.cluster,
             spanning=study.cluster_scope == "spanning",
             ranges=study.ranges,
+            own=study.profiles_silo,
+            view=self.view(period),
         )
 
     def scores_of(self, period: int) -> Flow[PeriodScores]:
@@ -332,6 +342,7 @@ class SequentialFits:
                 each,
                 label=each.label.replace("treatment model", label),
                 response=AmongAtRisk(response=each.response, timeline=self.timeline, period=period),
+                view=self.view(period),
                 constant=f"everyone at risk in period {period} has the same treatment; check its column, or "
                 "leave the period out",
             )
@@ -395,11 +406,11 @@ class SequentialFits:
         if folds is not None:
             fit = yield from through(self._cross_fitted(chain, scores, period, folds), view)
         elif isinstance(model, GLM) and self.study.sums != "rounded":
-            warm = self._warm(regression, chain)
-            flow = self._exact(regression, model, warm)
+            exact = ExactFit.after(chain, regression, model, self.levels)
             if fluctuates:
-                return (yield from through(self._beside(flow, chain, scores, period, warm), view))
-            return chain.before(SequentialStep(outcome=(yield from through(flow, view)), eps=0.0))
+                return (yield from through(self._beside(exact, chain, scores, period), view))
+            fit = yield from through(exact.flow(self.n), view)
+            return chain.before(SequentialStep(outcome=fit, eps=0.0))
         else:
             (fit,) = yield from self.fitted(view, [regression])
         eps = 0.0
@@ -419,35 +430,17 @@ class SequentialFits:
         model = parts[0].model
         if not isinstance(model, GLM) or self.study.sums == "rounded":
             return CrossFitted(models=tuple((yield from self._fits(parts, None))), folds=folds)
-        flows = [self._exact(part, model, self._warm(part, chain.without(v))) for v, part in enumerate(parts)]
-        return CrossFitted(models=tuple((yield from together(flows))), folds=folds)
-
-    def _warm(self, regression: Regression, chain: ChainFit) -> FittedGLM | None:
-        """Return coefficients to start a GLM from: those of the next period; None for one with a ridge."""
-        glm, seed = regression.model, chain.steps[0].outcome if chain.steps else None
-        if not isinstance(glm, GLM) or glm.ridge:
-            return None
-        return _warm_start(regression, glm, seed, self.levels)
-
-    def _exact(self, regression: Regression, glm: GLM, warm: FittedGLM | None) -> Flow[FittedGLM]:
-        if warm is not None:
-            near = OffsetResponse(response=regression.response, offset_model=warm)
-            regression = replace(regression, response=near)
-        fit = yield from fit_exactly(regression, glm, self.levels, self.n, has_offset=warm is not None)
-        if not isinstance(fit, FittedGLM):
-            raise TypeError("an outcome has one mean, not classes")
-        return fit if warm is None else _moved_from(warm, fit)
+        fits = (
+            ExactFit.after(chain.without(v), part, model, self.levels).flow(self.n)
+            for v, part in enumerate(parts)
+        )
+        return CrossFitted(models=tuple((yield from together(list(fits)))), folds=folds)
 
     def _beside(
-        self,
-        fit: Flow[FittedGLM],
-        chain: ChainFit,
-        scores: tuple[PeriodScores, ...],
-        period: int,
-        warm: FittedGLM | None,
+        self, exact: ExactFit, chain: ChainFit, scores: tuple[PeriodScores, ...], period: int
     ) -> Flow[ChainFit]:
         """Run a fit by exact sums, and beside it Newton's method for the fluctuation of its last point."""
-        eps, pooled = 0.0, None
+        fit, eps, pooled = exact.flow(self.n), 0.0, None
         last: FittedGLM | None = None  # the fit whose fluctuation is solved except for its last step
         while True:
             try:
@@ -455,7 +448,7 @@ class SequentialFits:
             except StopIteration as stop:
                 fitted: FittedGLM = stop.value
                 break
-            at = _fit_point(query, self.levels, warm)
+            at = exact.point(query)
             fluctuation = self._fluctuation_query(chain, scores, period, at, eps)
             pooled, sums = yield JointQuery((query, fluctuation))
             slope, bend = self._derivatives(sums, chain, period, eps)
@@ -484,7 +477,7 @@ class SequentialFits:
 
     def _fluctuation_query(
         self, chain: ChainFit, scores: tuple[PeriodScores, ...], period: int, model: Fitted, eps: float
-    ) -> SumsQuery:
+    ) -> Query:
         """Return the query for slope and curvature of the fluctuation's loss at eps, beside a prediction."""
         plain = chain.before(SequentialStep(outcome=model, eps=eps))
         loss = GLMModel(
@@ -496,7 +489,11 @@ class SequentialFits:
             weight_ceiling=problem_ceiling(self.study, self.ceiling) / chain.share,
         )
         parts = Part.GRADIENT | Part.HESSIAN
-        return SumsQuery(problem=loss, law=None, eps=np.zeros(1), parts=parts, n=self.n, phase=Phase.NUISANCE)
+        query = SumsQuery(
+            problem=loss, law=None, eps=np.zeros(1), parts=parts, n=self.n, phase=Phase.NUISANCE
+        )
+        view = own_view([model])
+        return query if view is None else ViewedQuery(query=query, view=view)
 
     def _derivatives(self, sums: Sums, chain: ChainFit, period: int, eps: float) -> tuple[float, float]:
         slope, bend = sums.values(self.n).tolist()
@@ -540,6 +537,7 @@ class PreparedRegimes:
     scores: tuple[PeriodScores, ...]
     problem: RegimeProblem
     g_floor: float
+    view: OwnCoefficients | None = None  # the rows with which the models predict, if not the study's
 
 
 def _newton_step(eps: float, slope: float, bend: float) -> float:
@@ -561,37 +559,75 @@ def _is_solved(slope: float, bend: float) -> bool:
     return abs(slope) <= max(NEARLY_SOLVED * bend, GRADIENT_GOAL)
 
 
-def _fit_point(query: Query, levels: Levels, warm: FittedGLM | None) -> FittedGLM:
-    """Return the model at the coefficients at which a fit by exact sums asks."""
-    if not isinstance(query, SumsQuery) or not isinstance(query.problem, GLMModel):
-        raise TypeError("a fit by exact sums asks for sums of its own model")
-    model = query.problem
-    point = FittedGLM(
-        formula=model.formula,
-        levels=levels,
-        family=model.family,
-        coefficients=tuple(map(float, np.ldexp(query.eps, -np.array(model.scales)))),
-    )
-    return point if warm is None else _moved_from(warm, point)
+def predictors(scores: Sequence[PeriodScores], chains: Sequence[ChainFit]) -> Iterator[Fitted]:
+    """Yield the fits of all models, each after those whose predictions are its response."""
+    for each in scores:
+        yield from each.treatment
+        yield from (modified for modified in each.modified if modified is not None)
+        if each.censoring is not None:
+            yield each.censoring
+    for chain in chains:
+        yield from (step.outcome for step in reversed(chain.steps))
 
 
-def _moved_from(warm: FittedGLM, change: FittedGLM) -> FittedGLM:
-    pairs = zip(warm.coefficients, change.coefficients, strict=True)
-    return replace(change, coefficients=tuple(a + b for a, b in pairs))
+@final
+@dataclass(frozen=True, kw_only=True)
+class ExactFit:
+    """A GLM that is fitted by exact sums, from coefficients ``near`` those of the fit; None: from zero."""
+
+    regression: Regression
+    glm: GLM
+    levels: Levels
+    near: FittedGLM | None
+
+    @classmethod
+    def after(cls, chain: ChainFit, regression: Regression, glm: GLM, levels: Levels) -> Self:
+        """Return the fit that starts from the coefficients of the next period, unless it has a ridge."""
+        seed = chain.steps[0].outcome if chain.steps and not glm.ridge else None
+        near = _warm_start(regression, glm, seed, levels)
+        if near is not None:
+            response = OffsetResponse(response=regression.response, offset_model=near)
+            regression = replace(regression, response=response)
+        return cls(regression=regression, glm=glm, levels=levels, near=near)
+
+    def flow(self, n: int) -> Flow[FittedGLM]:
+        has_offset = self.near is not None
+        fit = yield from fit_exactly(self.regression, self.glm, self.levels, n, has_offset=has_offset)
+        return self._moved(fit)
+
+    def point(self, query: Query) -> FittedGLM:
+        """Return the model at the coefficients at which the fit asks."""
+        if not isinstance(query, SumsQuery):
+            raise TypeError("a fit by exact sums asks for sums")
+        return self._moved(fitted_model(self.regression, self.glm, self.levels, query.eps))
+
+    def _moved(self, change: FittedGLM | FittedMultinomial) -> FittedGLM:
+        if not isinstance(change, FittedGLM):
+            raise TypeError("an outcome has one mean, not classes")
+        if self.near is None:
+            return change
+        pairs = zip(self.near.coefficients, change.coefficients, strict=True)
+        return replace(change, coefficients=tuple(a + b for a, b in pairs))
 
 
 def _warm_start(
     regression: Regression, glm: GLM, following: Fitted | None, levels: Levels
 ) -> FittedGLM | None:
-    """Return coefficients near those of the fit: those of the next period's model, column by column."""
+    """Return coefficients near those of the fit: those of the next period's model, column by column.
+
+    Those of each silo's own are zero: each silo finds them given the others.
+    """
     if not isinstance(following, FittedGLM) or following.family is not regression.family_of(glm):
         return None
     known = dict(zip(column_names(following.formula, levels), following.coefficients, strict=True))
+    own = regression.own_formula(glm, levels)
+    formula = glm.parsed if own is None else own.whole
+    known |= dict.fromkeys(() if own is None else column_names(own.own, levels), 0.0)
     return FittedGLM(
-        formula=glm.parsed,
+        formula=formula,
         levels=levels,
         family=following.family,
-        coefficients=tuple(known.get(name, 0.0) for name in column_names(glm.parsed, levels)),
+        coefficients=tuple(known.get(name, 0.0) for name in column_names(formula, levels)),
     )
 
 
@@ -620,7 +656,8 @@ def fit_sequence(fits: SequentialFits) -> Flow[tuple[tuple[PeriodScores, ...], t
 def _backwards(fits: SequentialFits, chain: ChainFit, scores: tuple[PeriodScores, ...]) -> Flow[ChainFit]:
     """Fit and fluctuate the regressions of one mean, from its last period to the first."""
     for period in range(chain.horizon, 0, -1):
-        chain = yield from fits.step_back(chain, scores, period)
+        view = own_view(predictors(scores, [chain]))
+        chain = yield from seen(fits.step_back(chain, scores, period), view)
     return chain
 
 

@@ -348,7 +348,7 @@ def _differing_silos(study: Study, details: Details) -> list[str]:
 
 def _separated_silos(study: Study, details: Details) -> list[str]:
     """Warn about silos whose own coefficients predict some response perfectly."""
-    if not isinstance(details, StudyDetails | TimeDetails):
+    if not isinstance(details, StudyDetails | TimeDetails | RegimeDetails):
         return []
     warnings = []
     for label, silos in details.separated.items():
@@ -561,8 +561,9 @@ def diagnostics_document(study: Study, finished: Finished) -> Document | None:
             }
         )
     if isinstance(details, RegimeDetails):
-        eif: Document = {"overlap": [], "outcome_fit": None, "eif_mean": eif_means(finished)}
-        return None if details.adherence is None else eif
+        if details.adherence is None:
+            return None
+        return {"overlap": [], "outcome_fit": None, "eif_mean": eif_means(finished)}
     if not isinstance(details, StudyDetails) or details.diagnostics is None:
         return None
     return {

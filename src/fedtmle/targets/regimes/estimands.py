@@ -273,7 +273,6 @@ class AbstractRegimeEffect(AbstractEffect):
     roles = ("outcome", "treatment", "censoring")
     fitted_roles = roles
     fixed_options = ("submodel", "link")
-    keeps_own = False
 
     rules: tuple[AbstractRegime, ...]
     over_time: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
