@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 
 import fedtmle as ft
+from fedtmle.protocol.outcome import Status
 from fedtmle.report.page import render as report
 from fedtmle.results import inference
 from tests.time.law import HAZARD, PERIODS, VARIABLES, Law, study
@@ -209,6 +210,15 @@ def test_super_learners_of_hazards() -> None:
 def test_local_algorithms_run(algorithm: ft.AbstractAlgorithm) -> None:
     result = ft.run(study(ft.Risk, algorithm=algorithm), silos(ONE))
     assert result.document["status_text"]
+
+
+def test_silos_may_retire_in_the_first_round() -> None:
+    """No query shares a round with one that may retire a silo."""
+    retiring = ft.Personalized(noise=1000.0, max_updates=3)
+    run = ft.run(study(ft.Risk, algorithm=retiring), silos(ONE)).run
+    assert run is not None
+    assert run.status is Status.ALL_RETIRED
+    assert {outcome.retired_at for outcome in run.silos.values()} == {0}
 
 
 def test_a_stream_gives_the_same_bits(tmp_path: Path) -> None:

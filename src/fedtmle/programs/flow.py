@@ -510,7 +510,11 @@ def _target_times(study: Study, target: AbstractTimeEffect, prepared: PreparedTi
 
     targeting = with_closing(study.algorithm.flow(problem, problem.start(), n), last)
     asked = both(find_time_overlap(problem, n), count_separated(prepared.view))
-    (overlap, separated), (outcome, diagnosed) = yield from both(asked, targeting)
+    if study.algorithm.fewest_active is None:
+        (overlap, separated), (outcome, diagnosed) = yield from both(asked, targeting)
+    else:  # no query shares a round with one that may retire a silo
+        overlap, separated = yield from asked
+        outcome, diagnosed = yield from targeting
     at_risk, (silos, balance) = diagnosed or (None, (None, None))
     details = TimeDetails(
         problem=problem,
