@@ -351,7 +351,7 @@ def test_a_block_and_the_other_columns_span_what_indicators_do(formula: str) -> 
         ({"term": "x"}, False),
         ({"treatment_model": ft.SuperLearner((ft.GLM("x"), ft.GLM("x + C(silo)")))}, False),
         ({"treatment_model": ft.Pilot(ft.GLM("x + C(silo)"), at="north")}, True),
-        ({"algorithm": ft.Personalized()}, True),
+        ({"algorithm": ft.Personalized()}, False),
         ({"target": ft.ATE(outcome="event", treatment="g"), "outcome_model": ft.GLM("C(g)")}, False),
     ],
     ids=["own", "interaction", "none", "super learner", "pilot", "personalized", "three arms"],
@@ -645,6 +645,33 @@ def test_no_total_says_which_silo_has_which_rows(sums: str) -> None:
     assert totals(data, sums=sums) == totals(exchanged, sums=sums)
     slopes = {"outcome_model": ft.GLM("a + x + C(g) + a:C(silo)")}
     assert totals(data, sums=sums, **slopes) == totals(exchanged, sums=sums, **slopes)
+
+
+@pytest.mark.parametrize("aggregation", ["open", "masked"])
+@pytest.mark.parametrize("name", ["plain", "folds", "missing outcomes", "slopes", "three arms"])
+def test_silos_may_retire_with_laws_of_their_own(name: str, aggregation: str) -> None:
+    """Each silo's law and estimate, with its own coefficients, are those of indicator columns."""
+    options = {**OPTIONS[name], "algorithm": ft.Personalized(noise=0.4, max_updates=4, min_active=3)}
+    data = lost(frames()) if name == "missing outcomes" else frames()
+    run = ft.run(study(**options, aggregation=aggregation), data).run
+    assert run is not None
+    site = ft.run(study(term="C(site)", **{key: renamed(value) for key, value in options.items()}), data).run
+    assert site is not None
+    assert run.status is site.status
+    with Premise("the silo retires", at_least=0.2) as retires:
+        for silo in SILOS:
+            own, other = run.silos[silo], site.silos[silo]
+            retires.holds(own.retired_at is not None)
+            assert own.retired_at == other.retired_at
+            np.testing.assert_allclose(own.estimate.psi, other.estimate.psi, rtol=1e-8, atol=1e-10)
+            np.testing.assert_allclose(own.estimate.covariance, other.estimate.covariance, rtol=1e-8)
+
+
+def test_no_total_of_a_run_with_retirement_says_whose_rows_they_are() -> None:
+    data = frames()
+    exchanged = {**data, "south": data["east"], "east": data["south"]}
+    retiring = ft.Personalized(noise=0.4, max_updates=4)
+    assert totals(data, algorithm=retiring) == totals(exchanged, algorithm=retiring)
 
 
 def test_nothing_is_asked_about_one_silo_alone(monkeypatch: pytest.MonkeyPatch) -> None:

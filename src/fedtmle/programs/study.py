@@ -614,10 +614,9 @@ class Study:
     def profiles_silo(self) -> bool:
         """Whether terms with C(silo) have coefficients that each silo keeps.
 
-        C(silo) is a factor like others in studies of treatment over time, of targets of other packages, and
-        with `Personalized`, whose silos predict after the run.
+        C(silo) is a factor like others in studies of targets of other packages.
         """
-        return self.target.keeps_own and not isinstance(self.algorithm, Personalized)
+        return self.target.keeps_own
 
     @property
     def has_silo_columns(self) -> bool:
@@ -654,8 +653,6 @@ class Study:
                 where = f"{role}_model" + (f", {part.formula!r}" if isinstance(part, GLM) else "")
                 if not self.target.keeps_own:
                     yield where, f"in a study of {type(self.target).__name__}"
-                elif not self.profiles_silo:
-                    yield where, "with Personalized"
                 elif not isinstance(part, GLM):
                     yield where, f"in {type(part).__name__}"
                 elif own_formula(part.parsed, levels) is None:
