@@ -76,7 +76,7 @@ class ViewedQuery(AbstractQuery[object, object]):
         return self.query.explanation
 
     def answer(self, local: Local) -> object:
-        return self.query.answer(self.rows_of(local))
+        return self.query.answer(local.through(self.view))
 
     def pool(self, answers: Mapping[str, object], sizes: Mapping[str, int]) -> object:
         return self.query.pool(answers, sizes)
@@ -117,7 +117,7 @@ class ViewedQuery(AbstractQuery[object, object]):
         return self.query.cells()
 
     def disclosed_columns(self, local: Local) -> DisclosedColumns | None:
-        return self.query.disclosed_columns(self.rows_of(local))
+        return self.query.disclosed_columns(local.through(self.view))
 
     @property
     def closing_blocks(self) -> tuple[ClosingBlock, ...]:
@@ -128,7 +128,7 @@ class ViewedQuery(AbstractQuery[object, object]):
         return self.query.floors
 
     def people(self, local: Local) -> Iterable[int]:
-        return self.query.people(self.rows_of(local))
+        return self.query.people(local.through(self.view))
 
     def ships_model(self, silo: str) -> bool:
         return self.query.ships_model(silo)
@@ -145,7 +145,7 @@ class ViewedQuery(AbstractQuery[object, object]):
         return self.query.is_declinable
 
     def row_means(self, answer: object, local: Local) -> RowMeans | None:
-        means = self.query.row_means(answer, self.rows_of(local))
+        means = self.query.row_means(answer, local.through(self.view))
         if means is None:
             return None
         return replace(means, terms=tuple(ViewedTerms(term, self.view) for term in means.terms))

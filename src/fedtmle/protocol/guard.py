@@ -14,6 +14,7 @@ from dataclasses import replace
 from functools import partial
 from operator import add, sub
 from typing import NamedTuple, Protocol
+from weakref import ref
 
 import numpy as np
 
@@ -93,11 +94,15 @@ class DisclosureMeter(Protocol):
 
 
 class _Examined(NamedTuple):
-    """Where the guard last examined the rows, the result, and the radius in eps for which it holds."""
+    """Where the guard last examined the rows, the result, and the radius in eps for which it holds.
+
+    ``rows`` are those that a view showed, as long as they are kept.
+    """
 
     point: Evaluation
     look: Look
     radius: float
+    rows: ref[Local] | None = None
 
     def covers(self, point: Evaluation) -> bool:
         """Return whether the result holds at another point of the same model."""
@@ -326,11 +331,13 @@ class Guard:
         """
         person = _heaviest_person(columns)
         shares: dict[str, float] = {}
-        for point in (examined.point for examined in self._examined.values()):
+        for examined in self._examined.values():
+            point = examined.point
+            rows = None if examined.rows is None else examined.rows()
             names = point.model.design_names
-            if names is None:
+            if names is None or rows is None:
                 continue
-            pieces = local.submodel(point.model, point.law).disclosed_rows(point.eps)
+            pieces = rows.submodel(point.model, point.law).disclosed_rows(point.eps)
             squares = np.concatenate([_squares(piece) for piece in pieces], axis=1)
             if squares.shape[1] == local.n_rows and person < local.n_rows:
                 own = squares[:, person] / np.maximum(squares.sum(axis=1), np.finfo(float).tiny)
@@ -502,7 +509,7 @@ class Guard:
             look = submodel.look(point.eps, part, enough=allowed / MARGIN, space=space)
             if look.largest <= allowed:
                 look = replace(look, columns=looks.sizes(point))
-                return _Examined(point, look, look.radius(allowed))
+                return _Examined(point, look, look.radius(allowed), ref(local))
         return None
 
     def _rehearse_alone(self, point: Evaluation, local: Local) -> None:
@@ -607,7 +614,7 @@ class Guard:
             if isinstance(submodel, StreamedLinear) or _is_streamed_profile(submodel):
                 self._examine_streamed(point.model, local)
             if not is_batch:
-                self._examined[key] = _Examined(point, look, look.radius(self._allowed))
+                self._examined[key] = _Examined(point, look, look.radius(self._allowed), ref(local))
 
     def _examine_streamed(self, model: Model, local: Local) -> None:
         """Check the columns of all models of the response together, if the table is read at every query."""
