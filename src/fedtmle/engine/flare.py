@@ -5,6 +5,7 @@ FLARE starts `Coordinator` in the server's process for the job. It imports no da
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from fedtmle.engine.coordinate import Awaited, Coordination, Seal, words
 from fedtmle.engine.frames import Answer, Declined, Reply
 from fedtmle.engine.process import keep_loaded
 from fedtmle.errors import DeadlineError, DecodeError, ProtocolError, RefusedError
+from fedtmle.model import kernels
 
 RETRY_PAUSE = 0.5  # seconds between attempts to reach a silo again
 ASK_AGAIN = 15.0  # seconds after which a request without an answer is sent again
@@ -102,6 +104,12 @@ def _share(until: float) -> float:
     return min(ASK_AGAIN, max(until - time.monotonic(), 0.1))
 
 
+def _load() -> None:
+    """Load the kernels that a server calls while the silos read their data, not in a round."""
+    kernels.exp(kernels.log(1.0))
+    keep_loaded()
+
+
 class Coordinator:
     """The job's server object: ``run`` names its folder under the server's own ``runs``."""
 
@@ -116,7 +124,7 @@ class Coordinator:
         def connect(
             sites: Mapping[str, str], deadline: float, awaited: Awaited, seal: Seal
         ) -> FlareFederation:
-            keep_loaded()
+            threading.Thread(target=_load, name="fedtmle-load", daemon=True).start()
             return FlareFederation(sites, deadline=deadline, awaited=awaited, seal=seal)
 
         Coordination(runs, self.run).carry_out(connect)

@@ -195,7 +195,7 @@ def _open(kit: Path, site: str, text: bytes, announced: bytes, opened: Callable[
     held = ExitStack()
 
     def open_silo() -> Silo:
-        kernels.exp(0.0)  # load the compiled kernels while no round waits for them
+        kernels.load()  # while no round waits for them
         held.callback(os.close, _lock(home.journal_path(plan).with_suffix(".lock")))
         approved = home.as_approved(plan)
         keeper = approved.keeper(plan)

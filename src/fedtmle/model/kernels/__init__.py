@@ -319,6 +319,35 @@ def _checked(name: str) -> str:
 # The kernels.
 
 
+def load() -> None:
+    """Load all kernels now, on a row or two each, so that no later call waits until one is loaded.
+
+    Numba takes some 5 ms to load a kernel from its cache, and about a second to compile one that is not there.
+    """
+    one, two, codes, bins = np.ones(1), np.full((2, 1), 0.5), np.zeros(1, np.int16), np.zeros(1, np.uint8)
+    fixed = one.copy()
+    fixed.flags.writeable = False  # of another type to numba, as is a column that is broadcast
+    for name in ("exp", "log", "expit", "softplus", "logit"):
+        _elementwise(name, one / 2.0)
+    query = glm_query(glm_rows(Family.GAUSSIAN, two), np.zeros(2), Part.GRADIENT, (0, 0))
+    _module().glm_chunks(query)
+    glm_means(query.rows, query.eps)
+    column_sums(two, (0, 0), what="row")
+    binned_sums(two, bins, 1, (0, 0), what="row")
+    add_multiple(one, 0.0, fixed)
+    add_multiple(one, 0.0, one.copy())
+    chosen(two, codes)
+    for numerator in (one, fixed):
+        weigh(numerator, one, 0.5, codes, 0, one.copy(), one.copy(), np.zeros(1, bool))
+    bound(one, 0.25, 0.75, one.copy(), one.copy())
+    largest(one.copy())
+    largest(fixed)
+    bins_between((0.5,), one)
+    count_bins(bins, 1)
+    count_values(one, one, bins, 1)
+    softmax(two)
+
+
 def exp(x: Real) -> Real:
     """e^x, within 0.6 ulp; 0 below -708 (the result would be subnormal or nearly so)."""
     return _elementwise("exp", x)
