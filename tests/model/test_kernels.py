@@ -403,3 +403,37 @@ def test_a_numba_that_cannot_be_imported_is_done_without(tmp_path: Path) -> None
     assert run([str(tmp_path)]) == ["numpy", "False"]
     with pytest.raises(subprocess.CalledProcessError):
         run([str(tmp_path)], FEDTMLE_BACKEND="numba")
+
+
+LOADED = """
+import sys
+from pathlib import Path
+from fedtmle.deploy.demo import run_here, write_example
+from fedtmle.model import kernels
+from fedtmle.studyfile.file import read_study
+
+def overloads():
+    modules = [module for name, module in sys.modules.items() if name.startswith("fedtmle.model.kernels")]
+    named = {k: v for module in modules for k, v in vars(module).items()}
+    return {name: list(each.signatures) for name, each in named.items() if hasattr(each, "signatures")}
+
+kernels.load()
+before = overloads()
+run_here(read_study(write_example(Path(sys.argv[1]), 3, keys=True)))
+print(sum(map(len, before.values())), overloads() == before)
+"""
+
+
+def test_a_study_waits_for_no_kernel_once_all_are_loaded(tmp_path: Path) -> None:
+    done = subprocess.run(  # noqa: S603 - our own interpreter, a constant program
+        [sys.executable, "-c", LOADED, str(tmp_path)], capture_output=True, text=True, check=True
+    )
+    count, same = done.stdout.split()
+    assert int(count) > 15
+    assert same == "True"
+
+
+@pytest.mark.parametrize("backend", ["numba", "numpy"])
+def test_kernels_are_loaded_on_rows_that_they_accept(backend: str) -> None:
+    with kernels.using_backend(backend):
+        kernels.load()

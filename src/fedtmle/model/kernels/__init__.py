@@ -322,7 +322,7 @@ def _checked(name: str) -> str:
 def load() -> None:
     """Load all kernels now, on a row or two each, so that no later call waits until one is loaded.
 
-    Numba takes some 5 ms to load a kernel from its cache, and about a second to compile one that is not there.
+    Numba takes some 5 ms to load a kernel from its cache, and about a second to compile one.
     """
     one, two, codes, bins = np.ones(1), np.full((2, 1), 0.5), np.zeros(1, np.int16), np.zeros(1, np.uint8)
     fixed = one.copy()
