@@ -278,7 +278,11 @@ MUTATIONS: tuple[Mutation, ...] = (
             "return 2.0 ** (self.grid - 60)",
         ),
         ("rare columns are looked at", "in named if 0 < total < floor", "in named if False"),
-        ("an old look is as good for few people", "(CLOSE if is_rare or self.is_crowded else 1.0)", "1.0"),
+        (
+            "an old look is as good for few people",
+            "(CLOSE if self._is_rare or self.is_crowded else 1.0)",
+            "1.0",
+        ),
         ("a silo hides its share", "rest = 1.0 - self.own", "rest = 1.0 - 0.5 * self.own"),
         ("one silo may leave nothing", "== self.silos - 1", ">= self.silos - 2"),
         ("nobody subtracts", "max(0.0, 1.0 - colluders * (1.0 - least))", "1.0"),

@@ -226,7 +226,7 @@ class GLMModel(AbstractRegressionModel):
     def dim(self) -> int:
         return len(self.scales)
 
-    @property
+    @cached_property  # the guard and the looks ask for the names many times a round
     def columns(self) -> tuple[str, ...]:
         return column_names(self.formula, self.levels)
 

@@ -458,7 +458,7 @@ class RoundedGradientQuery(AbstractTotals[Integers, Rounded]):
         public = local.normaliser(self.problem, self.law).gradient(self.eps)
         return self.lattice.quantise(sums, public, local.n_rows)
 
-    @property
+    @cached_property
     def lanes(self) -> tuple[Lane, ...]:
         """The totals are sums of N_m z_m, and each row's gradient has a public bound."""
         if self.width is not None:

@@ -25,7 +25,7 @@ from fedtmle.model.submodel import AbstractRowsSubmodel, AbstractSubmodel, Strea
 from fedtmle.model.submodels import Profiled, by_person
 from fedtmle.model.types import Array, Part
 from fedtmle.protocol.looks import ALL, LookGroups, Looks, Rule
-from fedtmle.protocol.masked import GainsQuery, LookQuery, PooledLevels, open_members
+from fedtmle.protocol.masked import GainsQuery, LookQuery, PooledLevels
 from fedtmle.protocol.messages import Reason
 from fedtmle.protocol.plan import Plan
 from fedtmle.protocol.policy import TARGETS, Policy
@@ -231,7 +231,9 @@ class Guard:
 
     def admit_open(self, query: Query) -> None:
         """Check that the owner lets the parts of an answer that are not sums leave without a mask."""
-        for member in open_members(query):
+        for member in query.members:
+            if member.lanes is not None:
+                continue
             consent = member.open_consent
             if consent is None or (consent and not getattr(self.policy, consent)):
                 raise RefusalError(Reason.UNMASKED, consent or "aggregation")

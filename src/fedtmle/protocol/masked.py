@@ -13,7 +13,7 @@ import math
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import chain, islice
 from typing import NamedTuple, TypeAlias, final
@@ -116,20 +116,18 @@ class MaskedForm:
 
     def shares(self, bits: Bits) -> Counter[Phase]:
         """Return the bits of a masked answer by the phase of the member that they belong to."""
-        apart = iter(self.read(bits)[1])
+        apart = iter(self.read(bits)[1] if self.apart else ())
         shares: Counter[Phase] = Counter({self.query.phase: CHECK_BITS})
-        for member, lanes in self.members:
-            shares[member.phase] += (
-                encode(member.answer_code, next(apart)).length
-                if lanes is None
-                else sum(lane.width for lane in lanes)
-            )
+        for (member, _), width in zip(self.members, self._member_widths, strict=True):
+            own = encode(member.answer_code, next(apart)).length if width is None else width
+            shares[member.phase] += own
         return shares
 
-
-def open_members(query: Query) -> tuple[Query, ...]:
-    """Return the members whose answers are not sums, and so leave without a mask."""
-    return MaskedForm(query).apart
+    @cached_property
+    def _member_widths(self) -> tuple[int | None, ...]:
+        """The bits of each member's lanes, None for what is not masked."""
+        widths = iter(self.packing.widths)
+        return tuple(None if lanes is None else sum(islice(widths, len(lanes))) for _, lanes in self.members)
 
 
 def check_maskable(form: MaskedForm) -> None:
@@ -216,7 +214,7 @@ class PeopleQuery(AbstractLook):
     def pooled_code(self) -> Golomb:
         return Golomb(blocks=self._sizes * len(self.groups))
 
-    @property
+    @cached_property
     def lanes(self) -> tuple[Lane, ...]:
         return (Lane(self.n),) * sum(self._sizes)
 
@@ -234,15 +232,21 @@ class AbstractPooled(ABC):
     """What a look disclosed about S; ``by_rest`` are the totals of a `SharesQuery`, () if none was asked."""
 
     by_rest: tuple[int, ...]
+    own_shares: dict[str, float]  # what `own_share` returned, by silo
 
     @property
     @abstractmethod
     def silos(self) -> int:
         """How many silos were looked at."""
 
-    @abstractmethod
     def own_share(self, local: Local) -> float:
-        """Return a bound of the largest share that a silo has in any combination."""
+        """Return a bound of the largest share that a silo has in any combination, computed once."""
+        if local.name not in self.own_shares:
+            self.own_shares[local.name] = self._own_share(local)
+        return self.own_shares[local.name]
+
+    @abstractmethod
+    def _own_share(self, local: Local) -> float: ...
 
     def has_rests(self, local: Local) -> Iterator[bool]:
         """Yield, for each share in `RESTS`, whether the others have at least that share of all of them."""
@@ -311,6 +315,7 @@ class PooledGram(AbstractPooled):
     exponent: int  # each silo's part of n M was rounded to multiples of 2^exponent
     n: int
     by_rest: tuple[int, ...] = ()
+    own_shares: dict[str, float] = field(default_factory=dict, repr=False, compare=False)
     gains: Array | None = None  # the total of a `GainsQuery`
 
     @property
@@ -320,9 +325,12 @@ class PooledGram(AbstractPooled):
 
     def holds_at(self, point: Evaluation) -> bool:
         """Return whether a look proves enough at another point; if few people have a column, only nearby."""
-        totals = [sum(counts) for counts in zip(*self.people, strict=True)]
-        is_rare = any(0 < total < RARE for total in totals)
-        return self.subject.distance(point) <= (CLOSE if is_rare or self.is_crowded else 1.0)
+        return self.subject.distance(point) <= (CLOSE if self._is_rare or self.is_crowded else 1.0)
+
+    @cached_property
+    def _is_rare(self) -> bool:
+        """Whether few people have some column."""
+        return any(0 < sum(counts) < RARE for counts in zip(*self.people, strict=True))
 
     @property
     def is_resolved(self) -> bool:
@@ -424,7 +432,7 @@ class PooledGram(AbstractPooled):
     def silos(self) -> int:
         return sum(self.sizes)
 
-    def own_share(self, local: Local) -> float:
+    def _own_share(self, local: Local) -> float:
         def pieces() -> Iterator[PersonRows]:
             return self.subject.rows(local)
 
@@ -447,6 +455,7 @@ class PooledLevels(AbstractPooled):
 
     levels: tuple[PooledGram, ...]
     by_rest: tuple[int, ...] = ()
+    own_shares: dict[str, float] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def silos(self) -> int:
@@ -506,7 +515,7 @@ class PooledLevels(AbstractPooled):
                 break
         return least
 
-    def own_share(self, local: Local) -> float:
+    def _own_share(self, local: Local) -> float:
         # Shares are asked for if all silos are one group.
         found = (share_of(space.W, lambda: self.subject.rows(local)) for space in self.spaces(local, 0))
         return min(found, default=math.inf)
@@ -665,7 +674,7 @@ class SharesQuery(AbstractLook):
     def pooled_code(self) -> Golomb:
         return self.answer_code
 
-    @property
+    @cached_property
     def lanes(self) -> tuple[Lane, ...]:
         return (Lane(self.silos),) * self.answer_code.numbers
 

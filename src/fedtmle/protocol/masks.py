@@ -79,35 +79,36 @@ class Packing:
     lanes: tuple[Lane, ...]
 
     @cached_property
-    def _widths(self) -> tuple[int, ...]:
+    def widths(self) -> tuple[int, ...]:
+        """The bits of each lane."""
         return tuple(lane.width for lane in self.lanes)
 
     @cached_property
     def bits(self) -> int:
         """The length of all lanes, without the check."""
-        return sum(self._widths)
+        return sum(self.widths)
 
     @cached_property
     def _tops(self) -> int:
         """The highest bit of each lane."""
-        return self._joined([1 << width >> 1 for width in self._widths])
+        return self._joined([1 << width >> 1 for width in self.widths])
 
     @cached_property
     def _ones(self) -> int:
         """The lowest bit of each lane."""
-        return self._joined([width > 0 for width in self._widths])
+        return self._joined([width > 0 for width in self.widths])
 
     def _joined(self, residues: Iterable[int]) -> int:
         """Return residues side by side in one integer."""
         packed = 0
-        for width, residue in zip(self._widths, residues, strict=True):
+        for width, residue in zip(self.widths, residues, strict=True):
             packed = packed << width | residue
         return packed
 
     def pack(self, values: Sequence[int]) -> Masked:
         """Return integers of any size, each modulo 2^width, and their check; nothing is masked."""
         packed, check, factor = 0, 0, 1
-        for width, value in zip(self._widths, values, strict=True):
+        for width, value in zip(self.widths, values, strict=True):
             packed = packed << width | value & ((1 << width) - 1)
             factor = factor * FACTOR % PRIME
             check += factor * value
@@ -127,7 +128,7 @@ class Packing:
         """Return the total of each lane from what all silos sent, or raise `DecodeError`."""
         whole = reduce(self.add, sums)
         digits, at, totals = f"{whole.packed:0{self.bits}b}", 0, []
-        for lane, width in zip(self.lanes, self._widths, strict=True):
+        for lane, width in zip(self.lanes, self.widths, strict=True):
             totals.append(lane.total(int(digits[at : at + width] or "0", 2), width))
             at += width
         if self.pack(totals).check != whole.check:

@@ -10,6 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import combinations
 from typing import final
 
@@ -46,7 +47,7 @@ class AbstractSubject(ABC):
     facts: JudgedTogether
     has_floor = True  # whether `min_support` holds for the people of its columns
 
-    @property
+    @cached_property
     def largest(self) -> Array:
         """A bound of |t_j| by column; a look scales down larger rows, which makes S smaller."""
         return self.weight * np.array(self.facts.sizes)
@@ -60,7 +61,7 @@ class AbstractSubject(ABC):
     def names(self) -> tuple[str, ...]:
         """The names of the columns."""
 
-    @property
+    @cached_property
     def combinations(self) -> Array:
         """The combinations of columns that may be zero for everyone, one in each row."""
         combined = self.facts.combinations
@@ -70,7 +71,7 @@ class AbstractSubject(ABC):
                 vector[j] = factor
         return vectors
 
-    @property
+    @cached_property
     def labels(self) -> tuple[str, ...]:
         """The names of these combinations: columns and reference levels."""
         named = ((self.names[each[-1][0]], len(each)) for each in self.facts.combinations)
@@ -186,7 +187,7 @@ class Union(AbstractSubject):
         """Whether the union discloses more than its models by themselves."""
         return len(self.models) > 1 or self.is_summed
 
-    @property
+    @cached_property
     def largest(self) -> Array:
         return self.weight * self.facts.periods * np.array(self.facts.sizes)
 
@@ -410,7 +411,7 @@ class ClosingRows(AbstractSubject):
             references=tuple(((j, 1.0), (k, -1.0)) for j, k in combinations(alike, 2)),
         )
 
-    @property
+    @cached_property
     def largest(self) -> Array:
         sizes = ((self.block.sizes[j], self.block.uneven[j]) for j in self.kept)
         return np.array([math.ldexp(size, -self.level) if uneven else size for size, uneven in sizes])
