@@ -39,7 +39,7 @@ Real = TypeVar("Real", float, Array)
 
 # What a pass over the rows of a generalised linear loss is given.
 
-BLOCK = 384  # rows that a compiled pass keeps in the first-level cache
+BLOCK = 1024  # rows of a compiled pass's block: long enough to fetch columns from memory at speed
 _ABSENT = np.empty(0)  # a column that is None; the kernels test its length and never read it
 LEAST_FACTOR = 2.0**-128  # smallest factor of a column that is read in place
 LARGEST_POWER = 1000  # a shift beyond it needs two factors: 2^shift itself would overflow

@@ -2,8 +2,8 @@
 
 In a pass over a loss, a block of rows goes through short stages that each vectorise: predictor, loss
 difference, slope, curvature; each stage's values are multiplied by columns of X, rounded to the grid and
-added as integers at once, while the block is in the first-level cache. A column that is None is a block of
-constants, which never leaves that cache.
+added as integers at once, while the block is in the caches of the core. A column that is None is a block of
+constants, which never leaves them.
 
 A design is read where its columns are: scaling a column by a power of two is exact, so that eps and the grid
 are scaled instead. (Only numbers near 2^-1022 could tell the difference.) Numba takes no list of arrays whose
@@ -35,6 +35,7 @@ from fedtmle.model.types import Array, Bytes, Family, IntArray
 
 LIMIT = 2.0**GRID_BITS
 FINE = 2.0**FINE_BITS
+TERM_ROWS = 384  # rows of a block of terms, each of which reads its columns again: first-level cache
 SERIAL_ROWS = 1 << 17  # with fewer, starting threads costs about as much as they save
 PAIRED_ROWS = 1 << 15  # with fewer, columns stay in the cache from one pass to the next
 GAUSSIAN, LOGISTIC, POISSON = int(Family.GAUSSIAN), int(Family.LOGISTIC), int(Family.POISSON)
@@ -77,9 +78,12 @@ def locate(fields: Fields, begin: int, size: int, block: Array, places: IntArray
 
 @jit
 def predict(base: Array, slopes: Array, places: IntArray, eta: Array) -> None:
-    """eta = base + slopes . X, added from left to right, three columns at a time."""
-    dim, size = len(slopes), len(eta)
-    for j in range(0, dim - 2, 3):
+    """eta = base + slopes . X, added from left to right: six columns at once if there are, then three."""
+    dim, size, first = len(slopes), len(eta), 0
+    if dim >= 6:
+        first = 6
+        _predict_by_six(base, slopes, places, eta)
+    for j in range(first, dim - 2, 3):
         e, f, g = slopes[j], slopes[j + 1], slopes[j + 2]
         x, y, z = column(places, j, size), column(places, j + 1, size), column(places, j + 2, size)
         if j:  # a loop of its own: LLVM does not vectorise one over arrays that may overlap
@@ -95,6 +99,17 @@ def predict(base: Array, slopes: Array, places: IntArray, eta: Array) -> None:
         e, x = slopes[j], column(places, j, size)
         for i in range(size):
             eta[i] = eta[i] + e * x[i]
+
+
+@jit
+def _predict_by_six(base: Array, slopes: Array, places: IntArray, eta: Array) -> None:
+    """eta = base + the first six terms of slopes . X, which registers still hold."""
+    size = len(eta)
+    d, e, f, g, h, k = slopes[0], slopes[1], slopes[2], slopes[3], slopes[4], slopes[5]
+    u, v, w = column(places, 0, size), column(places, 1, size), column(places, 2, size)
+    x, y, z = column(places, 3, size), column(places, 4, size), column(places, 5, size)
+    for i in range(size):
+        eta[i] = base[i] + d * u[i] + e * v[i] + f * w[i] + g * x[i] + h * y[i] + k * z[i]
 
 
 @jit
@@ -536,10 +551,10 @@ def _column_chunks(
     places, everywhere = np.empty(len(addresses), dtype=np.int64), True
     for chunk in range(first_chunk, last_chunk):
         stop = min((chunk + 1) * CHUNK, n_rows)
-        for begin in range(chunk * CHUNK, stop, BLOCK):
+        for begin in range(chunk * CHUNK, stop, TERM_ROWS):
             for j in range(len(places)):
                 places[j] = addresses[j] + strides[j] * begin
-            everywhere &= _add_terms(places, terms, scale, min(BLOCK, stop - begin), sums[chunk, 0])
+            everywhere &= _add_terms(places, terms, scale, min(TERM_ROWS, stop - begin), sums[chunk, 0])
     return everywhere
 
 
@@ -595,10 +610,10 @@ def _binned_chunks(
                 for i in range(len(target)):
                     target[i] = (target[i] - low) / width
         for b in range(n_bins):
-            for at in range(starts[b], starts[b + 1], BLOCK):
+            for at in range(starts[b], starts[b + 1], TERM_ROWS):
                 for j in range(len(places)):
                     places[j] = ordered[j, at:].ctypes.data
-                size = min(BLOCK, starts[b + 1] - at)
+                size = min(TERM_ROWS, starts[b + 1] - at)
                 everywhere &= _add_terms(places, terms, scale, size, sums[chunk, b])
     return everywhere
 

@@ -1,7 +1,7 @@
 """The compiled backend: serial loops, and drivers that divide their work among threads.
 
 Exact sums over rows are in `_compiled_sums`. Here are the elementary functions, the softmax, the rows of an
-effect, and the means of a model. Rows are taken in blocks that stay in the first-level cache; each inner loop
+effect, and the means of a model. Rows are taken in blocks that stay in the core's caches; each inner loop
 is a single pass over a block, which LLVM vectorises.
 """
 
