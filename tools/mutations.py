@@ -68,6 +68,11 @@ SILO = f"tests/runtime/test_silo.py {ATTACKS} tests/runtime/test_records.py"
 LEVERAGE = "tests/model/test_leverage.py"
 OWN = "tests/effects/test_own.py"
 OWN_BLOCKS = "tests/effects/test_own_blocks.py"
+OWN_TIME = (
+    "tests/regimes/test_own.py::test_two_shifts_that_differ_in_one_person_are_judged_together "
+    "tests/regimes/test_own.py::test_own_coefficients_are_found_once_for_each_model "
+    "tests/regimes/test_own.py::test_every_model_is_that_of_indicator_columns"
+)
 OWN_REFUSED = "tests/studies/test_approval.py::test_columns_of_one_silo_are_refused_under_masks"
 LOOKS = "tests/protocol/test_looks.py"
 CLOSING = "tests/protocol/test_closing.py"
@@ -513,6 +518,62 @@ MUTATIONS: tuple[Mutation, ...] = (
             "C(silo) has columns",
             "return own_formula(glm.parsed, levels) if self.own else None",
             "return None",
+        ),
+    ),
+    *_many(
+        "programs/regimes.py",
+        OWN_TIME,
+        (
+            "own coefficients of later periods are unknown",
+            "yield from (step.outcome for step in reversed(chain.steps))",
+            "yield from (step.outcome for step in chain.steps[:0])",
+        ),
+        (
+            "own coefficients are found in order of time",
+            "for step in reversed(chain.steps))",
+            "for step in chain.steps)",
+        ),
+        (
+            "own coefficients are those of period 1",
+            "own=study.profiles_silo,\n            view=self.view(period),",
+            "own=study.profiles_silo,\n            view=self.view(1),",
+        ),
+        (
+            "own coefficients start from common ones",
+            "known |= dict.fromkeys(() if own is None else column_names(own.own, levels), 0.0)",
+            "known |= dict.fromkeys(() if own is None else column_names(own.own, levels), 0.5)",
+        ),
+    ),
+    *_many(
+        "initial/glm.py",
+        OWN_TIME,
+        (
+            "an offset hides the one below it",
+            "return predictor if offset is None else predictor + offset",
+            "return predictor",
+        ),
+    ),
+    *_many(
+        "initial/own.py",
+        OWN_TIME,
+        (
+            "own coefficients are found in every view",
+            "return self._found.of(rows, lambda _: {silo: self.of(part) for silo, part in by_silo(show())})",
+            "return {silo: self.of(part) for silo, part in by_silo(show())}",
+        ),
+        (
+            "modified rows with own coefficients share nothing",
+            "        return self.whole.shared_residuals\n",
+            "        return None\n",
+        ),
+    ),
+    *_many(
+        "programs/flow.py",
+        "tests/time/test_study.py",
+        (
+            "a silo that retires shares its first round",
+            "if study.algorithm.fewest_active is None:",
+            "if True:",
         ),
     ),
     *_many(

@@ -441,6 +441,16 @@ class SaidToBeAbsent(AbstractStudyAttack):
         return learned == self.columns()["a"].sum()
 
 
+def silo_alone(model: Any, sums: np.ndarray) -> tuple[float, float]:
+    """Return the people and the treated of the first silo, from the sums of a treatment model at zero."""
+    names, scales = list(model.design_names), np.exp2(np.array(model.scales))
+    dim = len(names)
+    own = np.array([(name == "1") - name.startswith("C(") for name in names])  # all but the others
+    first = sums[dim : 2 * dim] * scales * scales[0]  # the Hessian's first row: a quarter of each count
+    people = 4.0 * float(own @ first)
+    return people, people / 2 - float(own @ (sums[:dim] * scales))
+
+
 class OwnIntercept(AbstractCombination):
     """Has an intercept of each silo in a model, whose column would have one silo's own sum for its total."""
 
@@ -457,12 +467,7 @@ class OwnIntercept(AbstractCombination):
         server, answer = self.server(victim)
         answer = until(server, answer, ArmResponse)
         ((query, sums),) = sums_of(server, answer, ArmResponse)
-        names, scales = list(query.problem.design_names), np.exp2(np.array(query.problem.scales))
-        dim = len(names)
-        own = np.array([(name == "1") - name.startswith("C(") for name in names])  # all but the others
-        first = sums[dim : 2 * dim] * scales * scales[0]  # the Hessian's first row: a quarter of each count
-        people = 4.0 * float(own @ first)
-        return people, people / 2 - float(own @ (sums[:dim] * scales))
+        return silo_alone(query.problem, sums)
 
     def works(self, learned: tuple[float, float]) -> bool:
         return bool(np.abs(np.array(learned) - (60, self.columns()["a"].sum())).max() < 1e-6)
@@ -472,6 +477,36 @@ class OwnSlope(OwnIntercept):
     """Has a slope of each silo in a model, whose column would have one silo's own sum for its total."""
 
     formula = "smoker + w*C(silo)"
+
+
+class OwnInterceptOverTime(AbstractOverTime):
+    """Has an intercept of each silo in a model of each period, whose column would have one silo's own sum."""
+
+    yields = OwnIntercept.yields
+    only_masked = True
+    keys = ()
+    formula = "l + C(silo)"
+    strict: dict[str, Any] = {}  # noqa: RUF012 - read only
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.extra = {"treatment_model": ft.GLM(self.formula), "outcome_model": ft.GLM("l + a")}
+
+    disarm = OwnIntercept.disarm
+
+    def run(self, victim: Victim) -> tuple[float, float]:
+        server, answer = self.server(victim)
+        (query, sums), *_ = first_sums(server, answer, AmongAtRisk)
+        return silo_alone(query.problem, sums)
+
+    def works(self, learned: tuple[float, float]) -> bool:
+        return bool(np.abs(np.array(learned) - (60, self.columns()["a1"].sum())).max() < 1e-6)
+
+
+class OwnSlopeOverTime(OwnInterceptOverTime):
+    """Has a slope of each silo in a model of each period, whose column would have one silo's own sum."""
+
+    formula = "lag1_a + l*C(silo)"
 
 
 class OwnLevel(OwnIntercept):
@@ -505,5 +540,10 @@ ATTACKS: tuple[AbstractAttack, ...] = (
     DayOfBirth(),
     SaidToBeAbsent(),
 )
-HIDDEN: tuple[AbstractAttack, ...] = (OwnIntercept(), OwnSlope())  # nothing of one silo is asked for
+HIDDEN: tuple[AbstractAttack, ...] = (  # nothing of one silo is asked for
+    OwnIntercept(),
+    OwnSlope(),
+    OwnInterceptOverTime(),
+    OwnSlopeOverTime(),
+)
 WORKING: tuple[AbstractAttack, ...] = (OwnLevel(),)

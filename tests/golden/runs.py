@@ -236,6 +236,15 @@ REGIMES: dict[str, tuple[ft.Study, dict[str, Any]]] = {
         regimes.study(periods=2, rules=(ft.Shift(), ft.Shift(by=0.5, most=5.0)), outcome="y", **_DOSE),
         _DOSE,
     ),
+    "own coefficients": (
+        regimes.study(
+            periods=2,
+            rules=(ft.Static("0"), ft.Static("1")),
+            outcome_model=ft.GLM("w + l + lag1_a + a*C(silo)"),
+            treatment_model=ft.GLM("w + l + C(silo)"),
+        ),
+        {},
+    ),
 }
 for _name, (_study, _data) in REGIMES.items():
     add(f"study/regimes/{_name}", partial(over_time, _study, _data))
