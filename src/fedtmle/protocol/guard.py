@@ -560,7 +560,7 @@ class Guard:
                 continue
             if self._may_try_own_rows(rule, looks) and largest_leverage(own) <= self._allowed:
                 continue
-            space, _ = next(looks.union_spaces(union, local, rule))
+            space, _ = next(looks.union_spaces(union, local, rule), (None, 0.0))
             raise RefusalError(Reason.POLICY, rule.floor, _about_union(union, local, space))
         self._unions.append(union)
 

@@ -421,8 +421,9 @@ class Looks:
     def _spaces(
         self, known: PooledGram, pieces: Pieces, local: Local, rule: Rule, shrunk: float = 1.0
     ) -> Iterator[tuple[RowSpace, float]]:
-        space = known.space(pieces, shrunk, left_out=rule.left_out, own=self._own(local))
-        yield space, known.rest(local, rule.colluders)
+        rest = known.rest(local, rule.colluders)
+        if rest:  # else perhaps nothing remains of a combination, and no bound is small enough
+            yield known.space(pieces, shrunk, left_out=rule.left_out, own=self._own(local)), rest
         if rule.colluders == 1:
             yield from ((space, 1.0) for space in known.spaces_without_one(local, shrunk))
 
