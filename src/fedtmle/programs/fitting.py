@@ -20,7 +20,7 @@ from fedtmle.model import kernels
 from fedtmle.model.exact import cholesky, congruence, invert_lower, multiply, solve_factored
 from fedtmle.model.submodels import by_person
 from fedtmle.model.table import AbstractBoundedColumns, AnyTable, Table, over_batches
-from fedtmle.model.types import Array, Family, IntArray, exponent
+from fedtmle.model.types import Array, Columns, Family, IntArray, exponent, product
 from fedtmle.programs.coded_fit import (
     CURVATURE_ROUND,
     FEW_COORDINATES,
@@ -151,13 +151,13 @@ class ResponseTotals(AbstractBoundedColumns[LongPiece]):
         # Folds and clusters are drawn over all rows of a silo.
         return over_batches(rows, lambda table: work(LongPiece(table, None)))
 
-    def evaluate(self, piece: LongPiece) -> Array:
+    def evaluate(self, piece: LongPiece) -> Columns:
         y, w = self.response.of(piece.rows)
-        parts = [w * (y == j) for j in range(1, self.classes)] if self.classes else [w * y]
-        columns = np.stack([np.broadcast_to(w, y.shape), *parts])
+        parts = [w * (y == j) for j in range(1, self.classes)] if self.classes else [product(w, y)]
+        columns = [np.broadcast_to(w, y.shape), *parts]
         if piece.counts is None:
             return columns
-        return by_person(columns, piece.counts)
+        return by_person(np.stack(columns), piece.counts)
 
 
 @dataclass(frozen=True, kw_only=True)
