@@ -371,9 +371,22 @@ def _add_hessian(
 # The pass itself.
 
 
+def _space() -> Array:
+    """Return room for a block of zeros, one of ones, and six stages: one allocation for all chunks."""
+    space = np.zeros((8, BLOCK))
+    space[1] = 1.0
+    return space
+
+
 @jit
 def _chunks(
-    rows_fields: Fields, grid_fields: Fields, eps: Array, first_chunk: int, last_chunk: int, sums: IntArray
+    rows_fields: Fields,
+    grid_fields: Fields,
+    eps: Array,
+    first_chunk: int,
+    last_chunk: int,
+    sums: IntArray,
+    space: Array,
 ) -> bool:
     """Fill rows first_chunk to last_chunk of ``sums``; False if a contribution is beyond the bound.
 
@@ -386,11 +399,11 @@ def _chunks(
     dim = len(eps)
     places = np.empty(dim, dtype=np.int64)
     block, slopes, factors, magics = reading(rows_fields, eps, grid.hessian or not (second == 1.0).all())
-    zeros, ones = np.zeros(BLOCK), np.ones(BLOCK)
-    etas, means, deltas, starts = np.empty(BLOCK), np.empty(BLOCK), np.empty(BLOCK), np.empty(BLOCK)
-    buffer, products = np.empty(BLOCK), np.empty(BLOCK)
+    zeros, ones, etas, means = space[0], space[1], space[2], space[3]
+    deltas, starts, buffer, products = space[4], space[5], space[6], space[7]
     everywhere = True
-    set_mean(family, zeros, starts)
+    if grid.loss:
+        set_mean(family, zeros, starts)
     for chunk in range(first_chunk, last_chunk):
         stop = min((chunk + 1) * CHUNK, n_rows)
         for begin in range(chunk * CHUNK, stop, BLOCK):
@@ -439,7 +452,7 @@ def glm_chunks(query: Query) -> IntArray:
     sums = np.zeros((query.n_chunks, query.layout.width), dtype=np.int64)
 
     def work(first: int, last: int) -> bool:
-        return _chunks(rows, grid, eps, first, last, sums)
+        return _chunks(rows, grid, eps, first, last, sums, _space())
 
     if shared(work, query.n_chunks, serially=query.rows.n_rows < SERIAL_ROWS):
         return sums
@@ -458,12 +471,13 @@ def _chunks_of_two(
     other_sums: IntArray,
     first_chunk: int,
     last_chunk: int,
+    space: Array,
 ) -> bool:
     """`_chunks` of two losses by turns: a chunk of the columns is in the cache when the second reads it."""
     everywhere = True
     for chunk in range(first_chunk, last_chunk):
-        everywhere &= _chunks(rows, grid, eps, chunk, chunk + 1, sums)
-        everywhere &= _chunks(other_rows, other_grid, other_eps, chunk, chunk + 1, other_sums)
+        everywhere &= _chunks(rows, grid, eps, chunk, chunk + 1, sums, space)
+        everywhere &= _chunks(other_rows, other_grid, other_eps, chunk, chunk + 1, other_sums, space)
     return everywhere
 
 
@@ -478,7 +492,7 @@ def glm_chunks_of_two(first: Query, second: Query) -> tuple[IntArray, IntArray]:
     )
 
     def work(begin: int, end: int) -> bool:
-        return _chunks_of_two(*one, *two, begin, end)
+        return _chunks_of_two(*one, *two, begin, end, _space())
 
     if shared(work, first.n_chunks, serially=first.rows.n_rows < SERIAL_ROWS):
         return sums[0], sums[1]
