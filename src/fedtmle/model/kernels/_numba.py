@@ -199,6 +199,13 @@ def bound(values: Array, low: float, high: float, bounded: Array, logits: Array)
 
 
 @jit
+def _choose_of_two(values: Array, others: Array, codes: Codes, result: Array) -> None:
+    """Fill the result with the values of the rows that have code 1, and others in the other rows."""
+    for i in range(len(result)):
+        result[i] = select(codes[i] == 1, values[i], others[i])
+
+
+@jit
 def _choose(values: Array, codes: Codes, code: int, result: Array) -> None:
     """Put the values of the rows that have the code into the result."""
     for i in range(len(result)):
@@ -207,8 +214,11 @@ def _choose(values: Array, codes: Codes, code: int, result: Array) -> None:
 
 def chosen(values: Sequence[Array], codes: Codes) -> Array:
     """Return values[codes[i]][i] for each row i."""
-    result = values[0].copy()
-    for code, column in enumerate(values[1:], start=1):
+    if len(values) == 1:
+        return values[0].copy()
+    result = np.empty_like(values[0])
+    _choose_of_two(values[1], values[0], codes, result)
+    for code, column in enumerate(values[2:], start=2):
         _choose(column, codes, code, result)
     return result
 
