@@ -11,6 +11,7 @@ import pytest
 
 import fedtmle as ft
 from fedtmle.results.inference import summaries
+from fedtmle.targets.effects.moments import ClosingLayout, MomentColumns, closing_sums
 from tests.declare import declare
 from tests.effects.studies import NEWTON, Columns, change, finish
 from tests.narrow import targeted
@@ -252,3 +253,20 @@ def test_among_a_rare_arm_its_own_probability_needs_no_bound() -> None:
     rows = targeted(finished).problem.rows(tables["one"])
     np.testing.assert_allclose(rows.taken(1)[a], n / 12)
     np.testing.assert_allclose(rows.taken(0)[~a], 0.025 / 0.99 * n / 12)  # both parts of the odds are bounded
+
+
+def test_products_with_a_t_of_ones_are_those_of_any_other_t() -> None:
+    stacked = np.random.default_rng(3).uniform(-7, 7, (3, 2, 50))
+    stacked[1] = 1.0
+    exponents = ClosingLayout(2).exponents(8.0, 1.0, 0)
+    as_any, as_ones = (
+        closing_sums(Alone(), MomentColumns(stacked, counts=counts), exponents) for counts in (False, True)
+    )
+    assert as_ones == as_any
+
+
+class Alone:
+    """Rows each of which is its own cluster."""
+
+    cluster = None
+    spanned = None

@@ -44,6 +44,24 @@ def test_products_are_summed_to_the_last_digit(backend: str, n: int) -> None:
     assert sums.fractions() == [rational(own, term) for term in TERMS]
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_equal_terms_and_products_with_one_are_summed_once(backend: str) -> None:
+    x, y = columns(CHUNK + 3)[:2]
+    one = np.broadcast_to(np.float64(1.0), x.shape)
+    terms = [(0,), (0, 1), (1, 0), (1,), (1, 1), (1, 3), (0, 2), (0, 2), (0,), (2, 3)]
+    exponents = (3, 3, 3, 1, 1, 1, 6, 6, 4, 3)
+    bins = (x > 0).astype(np.uint8)
+    with kernels.using_backend(backend):
+        sums = column_sums([x, one, y, one], exponents, what="term", terms=terms)
+        by_bin = binned_sums([x, one, y, one], bins, 2, exponents, what="term", terms=terms)
+        in_memory = column_sums([x, one.copy(), y, one.copy()], exponents, what="term", terms=terms)
+        halves = [column_sums(np.ones((1, len(x)))[:, bins == b], (1,), what="term") for b in (0, 1)]
+    assert sums == in_memory == by_bin[0] + by_bin[1]
+    assert [each.units[3] for each in by_bin] == [half.units[0] for half in halves]
+    asked = kernels._terms([x, one, y, one], terms, kernels._scale(exponents))
+    assert asked.places.tolist() == [[0, -1], [1, -1], [0, 2], [0, -1], [2, -1]]
+
+
 def test_threads_partition_and_backend_change_nothing() -> None:
     own = columns((1 << 17) + CHUNK + 77)
 
@@ -199,6 +217,9 @@ def test_a_value_is_chosen_for_each_row(backend: str) -> None:
         assert kernels.chosen(values, codes).tobytes() == values[codes, np.arange(100)].tobytes()
         half = values[:, ::2]
         assert kernels.chosen(half, codes[:50]).tobytes() == half[codes[:50], np.arange(50)].tobytes()
+        two = values[:2, :30]
+        assert kernels.chosen(two, codes[:30] % 2).tobytes() == two[codes[:30] % 2, np.arange(30)].tobytes()
+        assert kernels.chosen(values[1:2], codes * 0).tobytes() == values[1].tobytes()
         assert kernels.chosen(np.zeros((2, 0)), codes[:0]).shape == (0,)
 
 

@@ -471,8 +471,9 @@ class SumTerms:
     """Products of columns to be summed, all of them or by bin, checked.
 
     ``places``, shape (k, 2), has the numbers of the two columns of each term; the second is -1 for a column
-    by itself. Term s is scaled by scale[s]. ``bins`` is None if there is one bin with all rows; else column j
-    is (columns[j] - lows[j]) / widths[j].
+    by itself. Term s is scaled by scale[s]. Terms that are equal are summed once: the one that was asked for
+    at s is term asked[s]. ``bins`` is None if there is one bin with all rows; else column j is
+    (columns[j] - lows[j]) / widths[j].
     """
 
     columns: tuple[Array, ...]
@@ -480,6 +481,7 @@ class SumTerms:
     widths: Array
     places: IntArray
     scale: Array
+    asked: tuple[int, ...]
     bins: Bytes | None
     n_bins: int
     n_rows: int
@@ -503,8 +505,7 @@ def column_sums(
     a `ContributionError` that says ``what``. These sums keep every digit of a double: what the 50-bit grid
     leaves of each row is summed too, on a grid 2^-40 finer, so that a generous bound costs no digits.
     """
-    chunks = _module().column_chunks(_terms(columns, terms, _scale(exponents)), what)
-    (sums,) = _sums(chunks, exponents)
+    (sums,) = _sums(_terms(columns, terms, _scale(exponents)), exponents, what)
     return sums
 
 
@@ -520,7 +521,7 @@ def binned_sums(
     """`column_sums` of the rows of each bin, in any order; rows whose bin is `OUTSIDE` are in none."""
     _check_bins(bins, n_bins, len(columns[0]) if len(columns) else 0)
     asked = _terms(columns, terms, _scale(exponents), np.ascontiguousarray(bins), n_bins)
-    return _sums(_module().column_chunks(asked, what), exponents)
+    return _sums(asked, exponents, what)
 
 
 def term_sums(
@@ -528,7 +529,9 @@ def term_sums(
 ) -> tuple[int, ...]:
     """Exact sums of ``terms`` as in `column_sums`, each row rounded to the grid 2^-shifts[j] of a query."""
     scale = np.exp2(np.array(shifts, dtype=np.float64))
-    return total(_module().column_chunks(_terms(columns, terms, scale), what)[:, 0])[::2]
+    asked = _terms(columns, terms, scale)
+    sums = total(_module().column_chunks(asked, what)[:, 0])
+    return tuple(sums[2 * s] for s in asked.asked)
 
 
 def _terms(
@@ -550,12 +553,19 @@ def _terms(
         raise InputError("columns: expected shape (p, N)")
     held = scaled(Scaled(tuple(column for column, _, _ in ranges), _ABSENT)).columns
     located = _located(held)
+    ones = frozenset(
+        j
+        for j, (column, low, width) in enumerate(ranges)
+        if column.strides == (0,) and n_rows and column[0] == 1.0 and (low, width) == (0.0, 1.0)
+    )
+    different = _different(places, tuple(scale.tolist()), ones)
     return SumTerms(
         columns=held,
         lows=np.array([low for _, low, _ in ranges]),
         widths=np.array([width for _, _, width in ranges]),
-        places=places,
-        scale=scale,
+        places=different.places,
+        scale=different.scale,
+        asked=different.asked,
         bins=bins,
         n_bins=n_bins,
         n_rows=n_rows,
@@ -565,16 +575,39 @@ def _terms(
     )
 
 
+Pairs = tuple[tuple[int, int], ...]
+
+
 @lru_cache(maxsize=256)
-def _used(terms: tuple[tuple[int, ...], ...] | None, n_columns: int) -> tuple[list[int], IntArray]:
+def _used(terms: tuple[tuple[int, ...], ...] | None, n_columns: int) -> tuple[list[int], Pairs]:
     """Return the columns that occur in terms, and the terms as `SumTerms.places` among these."""
     asked = [(*term, -1)[:2] for term in terms or [(j,) for j in range(n_columns)]]
     used = sorted({j for pair in asked for j in pair if j != -1})
     if any(not 0 <= first < n_columns or not -1 <= second < n_columns for first, second in asked):
         raise InputError("columns, terms: expected terms of columns that are there")
     number = {-1: -1} | {j: place for place, j in enumerate(used)}
-    places = [(number[first], number[second]) for first, second in asked]
-    return used, np.array(places, dtype=np.int64).reshape(-1, 2)
+    return used, tuple((number[first], number[second]) for first, second in asked)
+
+
+class _Different(NamedTuple):
+    """Terms without repetition, and the place among them of each one that was asked for."""
+
+    places: IntArray
+    scale: Array
+    asked: tuple[int, ...]
+
+
+@lru_cache(maxsize=256)
+def _different(terms: Pairs, scale: tuple[float, ...], ones: frozenset[int]) -> _Different:
+    """Return terms and scales, equal ones once: the product of a column and one is the column itself."""
+    reduced = []
+    for term in terms:
+        factors = [j for j in term if j != -1 and j not in ones]
+        reduced.append((*(factors or [min(ones)]), -1)[:2])
+    number = {term: place for place, term in enumerate(dict.fromkeys(zip(reduced, scale, strict=True)))}
+    places = np.array([term for term, _ in number], dtype=np.int64).reshape(-1, 2)
+    asked = tuple(number[term] for term in zip(reduced, scale, strict=True))
+    return _Different(places, np.array([factor for _, factor in number]), asked)
 
 
 def _check_bins(bins: Bytes, n_bins: int, n_rows: int) -> None:
@@ -613,13 +646,14 @@ def _scale(exponents: Sequence[int]) -> Array:
     return np.exp2(GRID_BITS - np.array(exponents, dtype=np.float64))
 
 
-def _sums(chunks: IntArray, exponents: Sequence[int]) -> list[Sums]:
-    """Return the sums by bin of coarse and fine integers per chunk, which stand side by side."""
-    flat = chunks.reshape(len(chunks), chunks.shape[1] * chunks.shape[2])
-    parts, shifts = total(flat), column_shifts(exponents)
-    units = tuple((c << FINE_BITS) + f for c, f in zip(parts[::2], parts[1::2], strict=True))
-    size = len(shifts)
-    return [Sums(units[b * size : (b + 1) * size], shifts) for b in range(chunks.shape[1])]
+def _sums(terms: SumTerms, exponents: Sequence[int], what: str) -> list[Sums]:
+    """Return the sums by bin, each from its coarse and fine integers per chunk, which stand side by side."""
+    chunks = _module().column_chunks(terms, what)
+    size, shifts = len(terms.scale), column_shifts(exponents)
+    parts = total(chunks.reshape(len(chunks), 2 * terms.n_bins * size))
+    units = [(c << FINE_BITS) + f for c, f in zip(parts[::2], parts[1::2], strict=True)]
+    by_bin = (units[b * size : (b + 1) * size] for b in range(terms.n_bins))
+    return [Sums(tuple(sums[s] for s in terms.asked), shifts) for sums in by_bin]
 
 
 def softmax(logits: Array) -> Array:

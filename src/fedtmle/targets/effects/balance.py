@@ -421,7 +421,8 @@ class LadderColumns(AbstractBoundedColumns[EffectRows]):
         g, m, rest = piece.denominator[near], m[:, near], rest[:, near]
         floored = np.maximum(g, self.floor)
         bounded = [_combined(L, m + rest * (floored / np.maximum(g, bound))) for bound in self.bounds]
-        return _AtBounds(everywhere, near, np.concatenate(bounded), moments.t[0])
+        t = _ones(piece.n_rows) if moments.counts else moments.t[0]
+        return _AtBounds(everywhere, near, np.concatenate(bounded), t)
 
     def rungs(self, pooled: Sums, n: int) -> tuple[Rung, ...]:
         """Return the means at each bound from the pooled sums; none unless every silo disclosed them."""

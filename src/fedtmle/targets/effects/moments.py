@@ -201,9 +201,13 @@ WHAT = "EIF term"  # the columns' name in error messages
 @final
 @dataclass(frozen=True)
 class MomentColumns:
-    """u, t and the plug-in part m of u, each of shape (components, N)."""
+    """u, t and the plug-in part m of u, each of shape (components, N).
+
+    ``counts`` says that t is one in every row: nobody has a weight, and everyone is of the population.
+    """
 
     stacked: Array  # (3, components, N)
+    counts: bool = False
 
     @property
     def u(self) -> Array:
@@ -222,6 +226,13 @@ class MomentColumns:
         """All columns one below the other, shape (3 components, N)."""
         return self.stacked.reshape(3 * self.stacked.shape[1], -1)
 
+    @property
+    def summed(self) -> Columns:
+        """The columns of `flat`; a t of ones takes no memory, so that no product with it is summed."""
+        if not self.counts:
+            return self.flat
+        return [*self.u, *[np.broadcast_to(np.float64(1.0), self.t[0].shape)] * len(self.t), *self.m]
+
 
 def moment_columns(
     rows: EffectRows, regressions: Iterable[tuple[Sequence[int], Columns]], width: float
@@ -237,7 +248,8 @@ def moment_columns(
             m *= weight * first(rows.v[r]) * width
             np.multiply(product(rows.taken(r), rows.weight), residual, out=u)
             u += m
-    return MomentColumns(columns)
+    constant = (column.strides == (0,) and is_one(column) for column in (rows.weight, *rows.v))
+    return MomentColumns(columns, counts=all(constant))
 
 
 class Clustered(Protocol):
@@ -361,11 +373,11 @@ class ClosingLayout:
 
 def closing_sums(rows: Clustered, columns: MomentColumns, exponents: Sequence[int]) -> Sums:
     """Return the sums over rows or, if there are any, clusters; the last is their count."""
-    layout, flat = ClosingLayout(len(columns.u)), columns.flat
+    layout, flat = ClosingLayout(len(columns.u)), columns.summed
     linear, terms = layout.linear, layout.terms()
     if rows.cluster is not None:
-        flat = _by_cluster(rows.cluster, flat)
-    count = flat.shape[1]
+        flat = _by_cluster(rows.cluster, columns.flat)
+    count = len(flat[0])
     if rows.spanned is None:
         sums = column_sums(flat, exponents[: layout.count_at], what=WHAT, terms=terms)
     else:  # products are only of clusters that do not span silos
@@ -373,7 +385,7 @@ def closing_sums(rows: Clustered, columns: MomentColumns, exponents: Sequence[in
         count = int(np.count_nonzero(here))
         sums = column_sums(flat, exponents[:linear], what=WHAT)
         products = exponents[linear : layout.count_at]
-        sums = sums.joined(column_sums(flat * here, products, what=WHAT, terms=terms[linear:]))
+        sums = sums.joined(column_sums(np.asarray(flat) * here, products, what=WHAT, terms=terms[linear:]))
     (shift,) = column_shifts(exponents[layout.count_at : layout.count_at + 1])
     return sums.joined(Sums((count << shift,), (shift,)))
 
