@@ -156,21 +156,13 @@ class MaskedLink:
         heard = position.heard.digest()
         return answer_statement(self._plan, position.session, silo, position.round, heard, bits)
 
-    def _sent(self) -> SignedAnswer | None:
-        """Return what this silo sent last, None if it was no masked answer."""
-        last = self._position.last
-        reply = None if last is None else messages.decode_reply(last[1])
-        return SignedAnswer(reply.payload, reply.signature) if isinstance(reply, Counted | Answered) else None
-
     def check(
         self,
         relayed: tuple[SignedAnswer, ...],
         pool: Callable[[Mapping[str, Bits]], Broadcast],
         broadcast: Broadcast,
     ) -> None:
-        """Check that every silo sent its relayed answer, and that the answers add up to the broadcast.
-
-        This silo knows what it sent; the others signed it.
+        """Check that every silo signed its relayed answer, and that the answers add up to the broadcast.
 
         Call it before the broadcast is processed, while the digest of all earlier broadcasts is still the one
         that the silos signed.
@@ -182,12 +174,7 @@ class MaskedLink:
             raise RefusalError(Reason.RELAY, "relay")
         sent = {member.name: answer.payload.bits() for member, answer in zip(roster, relayed, strict=True)}
         for member, answer in zip(roster, relayed, strict=True):
-            if member.name == self._name:
-                is_theirs = answer == self._sent()
-            else:
-                statement = self._statement(member.name, sent[member.name])
-                is_theirs = is_signed(statement, answer.signature, member.key)
-            if not is_theirs:
+            if not is_signed(self._statement(member.name, sent[member.name]), answer.signature, member.key):
                 raise RefusalError(Reason.RELAY, "relay")
         if pool(sent) != broadcast:
             raise RefusalError(Reason.RELAY, "relay")
