@@ -211,10 +211,10 @@ HOSTILE = {
 
 @pytest.mark.parametrize(("text", "words"), HOSTILE.values(), ids=HOSTILE)
 def test_hostile_texts_are_refused_at_once(text: str, words: str) -> None:
-    start = time.perf_counter()
+    start = time.process_time()
     with pytest.raises(FormulaError, match=words):
         parse_formula(text)
-    assert time.perf_counter() - start < 2
+    assert time.process_time() - start < 2
 
 
 def test_what_is_within_the_bounds_is_accepted() -> None:
