@@ -34,6 +34,7 @@ from tests.golden import wire
 from tests.golden.data import SIZES, VARIABLES, Columns, cohort, mixture, people, silo_file
 from tests.golden.targets import PlainMean, TwoResponses
 from tests.regimes import law as regimes
+from tests.runtime.faults import CROWDED, crowded
 from tests.time import studies as time_studies
 
 Run = Callable[[Path], Any]
@@ -547,6 +548,15 @@ def own_columns(_: Path) -> Any:
 add("refusal/allow_own_columns", own_columns)
 add("study/masked", partial(studied, study_of(aggregation="masked", algorithm=ft.Coded()), colluders=0))
 add("study/masked, shares", partial(studied, study_of(aggregation="masked", algorithm=ft.Coded())))
+add_study("masked, folds", study_of(aggregation="masked", algorithm=ft.Coded(), folds=3))
+
+
+def gains(_: Path) -> Any:
+    """Four silos with few people to a column, under masks."""
+    return ft.run(replace(CROWDED, aggregation="masked"), crowded(), policy=ft.Policy(min_people=1.0))
+
+
+add("study/masked, gains", gains)
 add("refusal/heavy weights", partial(studied, study_of(weights="weight", weight_ceiling=1.0)))
 add("refusal/clusters in two silos", partial(studied, study_of(cluster="clinic")))
 add(

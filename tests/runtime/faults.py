@@ -146,21 +146,28 @@ def _void() -> tuple[Plan, Mapping[str, Any]]:
     return _masked((study_plan(study, roster(list(rows))), rows), signed=True)
 
 
-def _crowded() -> tuple[Plan, Mapping[str, Any]]:
+CROWDED = ft.Study(
+    target=ft.ATE(outcome="y", treatment="a"),
+    outcome_model=ft.GLM("a + w0 + w1 + w2 + w3"),
+    treatment_model=ft.GLM("1"),
+    variables=declare(y=(-4, 4), a="binary", w0=(-4, 4), w1=(-4, 4), w2=(-4, 4), w3=(-4, 4)),
+)
+
+
+def crowded() -> dict[str, Any]:
     """Four silos with few people to a column: they state by how much shares grow if one leaves."""
-    rng, names = np.random.default_rng(5), [f"w{j}" for j in range(4)]
-    data = {}
+    rng, data = np.random.default_rng(5), {}
     for m in range(4):
         y, *covariates = rng.standard_normal((5, 24)).clip(-4, 4)
-        data[f"silo {m}"] = {"y": y, "a": np.arange(24) % 2.0, **dict(zip(names, covariates, strict=True))}
-    study = ft.Study(
-        target=ft.ATE(outcome="y", treatment="a"),
-        outcome_model=ft.GLM(f"a + {' + '.join(names)}"),
-        treatment_model=ft.GLM("1"),
-        algorithm=ft.Gradient(tolerance=1e-2, optimizer=ft.Newton()),
-        variables=declare(y=(-4, 4), a="binary", **dict.fromkeys(names, (-4, 4))),
-    )
-    rows = dict(load_all(data, schema_of(study)))
+        columns = {f"w{j}": column for j, column in enumerate(covariates)}
+        data[f"silo {m}"] = {"y": y, "a": np.arange(24) % 2.0, **columns}
+    return data
+
+
+def _crowded() -> tuple[Plan, Mapping[str, Any]]:
+    algorithm = ft.Gradient(tolerance=1e-2, optimizer=ft.Newton())
+    study = dataclasses.replace(CROWDED, algorithm=algorithm)
+    rows = dict(load_all(crowded(), schema_of(study)))
     return _masked((study_plan(study, roster(list(rows))), rows), signed=True)
 
 
