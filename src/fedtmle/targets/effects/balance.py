@@ -409,6 +409,8 @@ class LadderColumns(AbstractBoundedColumns[EffectRows]):
         near = [*self.terms[:-3], *[(count + 1,)] * 3]  # the sums of t and of records are those of all rows
         columns, exponents, what = [*at.everywhere, at.t, _ones(piece.n_rows)], self.exponents, self.label
         total = column_sums(columns, exponents, what=what, terms=far)
+        if not len(at.near):
+            return total
         return total + column_sums([*at.bounded, at.t[at.near], nothing], exponents, what=what, terms=near)
 
     def _at_bounds(self, piece: EffectRows) -> _AtBounds:
