@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fedtmle.model import kernels
-from fedtmle.model.submodel import GeneralisedLinear, NoNormaliser
+from fedtmle.model.submodel import LOOK_ROWS, GeneralisedLinear, NoNormaliser
 from fedtmle.model.types import Array, Family, IntArray, Part, RowBound
 from fedtmle.protocol.guard import Guard, RefusalError
 from fedtmle.protocol.policy import UNGUARDED, Policy
@@ -49,13 +49,24 @@ class Drawn:
     def displacement(self, law: Array) -> Array:
         return law
 
+    def deviation(self, residuals: Array) -> Array:
+        """By block of rows, what 68 % of the residuals are within, no more than the root of their mean square."""
+        found = np.full(len(residuals), 1 / 16)
+        for start in range(0, len(residuals), LOOK_ROWS):
+            block = slice(start, start + LOOK_ROWS)
+            counted = residuals[block] if self.w is None else residuals[block][self.w[block] != 0]
+            if len(counted):
+                within = np.sort(counted)[int(0.6827 * (len(counted) - 1))]
+                found[block] = max(1 / 16, min(within, np.sqrt(np.mean(counted**2))))
+        return found
+
     def told(self, eps: Array) -> Array:
         """w s X of every row, longhand."""
         eta = self.offset + eps @ self.X
         mean = 1 / (1 + np.exp(-eta))
         s = {
             Family.LINEAR: np.ones_like(eta),
-            Family.GAUSSIAN: np.maximum(np.abs(eta - self.y), 1 / 16),
+            Family.GAUSSIAN: np.maximum(np.abs(eta - self.y), self.deviation(np.abs(eta - self.y))),
             Family.LOGISTIC: np.maximum(np.abs(mean - self.y), np.sqrt(mean * (1 - mean))),
             Family.POISSON: np.maximum(np.abs(np.exp(eta) - self.y), 1 / 16),
         }[self.family]

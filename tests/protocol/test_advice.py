@@ -99,7 +99,9 @@ KINDS = [
 @pytest.mark.parametrize(("kind", "column"), KINDS, ids=[kind for kind, _ in KINDS])
 @pytest.mark.parametrize("is_masked", [False, True], ids=["open", "masked"])
 def test_honest_refusals_name_a_column_and_a_remedy(kind: str, column: str, is_masked: bool) -> None:
-    numbers = range(8) if "10 silos" in kind else range(4) if kind.startswith(("raw", "a 1 %")) else range(1)
+    numbers = range(4) if kind.startswith(("raw", "a 1 %")) else range(1)
+    if "10 silos" in kind and is_masked:
+        numbers = range(7, 8)  # the only one of the first that is refused
     said = []
     for number in numbers:
         rng = np.random.default_rng([refusals.SEED, list(refusals.KINDS).index(kind), number])

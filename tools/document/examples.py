@@ -134,19 +134,30 @@ def _times() -> tuple[ft.Study, dict[str, dict[str, NDArray[Any]]]]:
 
 
 def _looks() -> dict[str, Example]:
-    """Return the rounds before the first answer of a masked study of three silos."""
+    """Return the rounds before the first answer of masked studies, one with few people to a column."""
+    everyone, south = _silos().values()
+    few = {
+        name: {column: values[:9] for column, values in own.items()}
+        for name, own in zip((SILO, "south", "west", "east"), (everyone, south) * 2, strict=True)
+    }
+    return _looks_at(few) | _looks_at(
+        dict(zip((SILO, "south", "west"), (everyone, south, everyone), strict=True))
+    )
+
+
+def _looks_at(silos: dict[str, dict[str, NDArray[Any]]]) -> dict[str, Example]:
     study = ft.Study(
         target=ft.ATE(outcome="y", treatment="a"),
         outcome_model=ft.GLM("C(a) + x"),
         treatment_model=ft.GLM("x"),
         variables=VARIABLES,
     )
-    silos = dict(zip((SILO, "south", "west"), (*_silos().values(),) * 2, strict=False))
     members = tuple(Member(name=name, mask_key=MaskKey(name.encode().ljust(32)).public) for name in silos)
     plan = study_plan(study, members)
     tables = dict(load_all(silos, schema_of(study)))
-    local = {name: LocalRows(name, plan.program.at(name, tables[name]), 60) for name in silos}
-    follower = Follower(plan, 180)
+    sizes = {name: len(own["y"]) for name, own in silos.items()}
+    local = {name: LocalRows(name, plan.program.at(name, tables[name]), n) for name, n in sizes.items()}
+    follower = Follower(plan, sum(sizes.values()))
     found: dict[str, Example] = {}
     while isinstance(follower.query, AbstractLook):
         query = follower.query
