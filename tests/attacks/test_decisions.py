@@ -50,7 +50,7 @@ class Drawn:
         return law
 
     def deviation(self, residuals: Array) -> Array:
-        """By block of rows, what 68 % of the residuals are within, no more than the root of their mean square."""
+        """By block of rows: 68 % of the residuals are within, and it is at most their root mean square."""
         found = np.full(len(residuals), 1 / 16)
         for start in range(0, len(residuals), LOOK_ROWS):
             block = slice(start, start + LOOK_ROWS)

@@ -84,7 +84,7 @@ def test_after_a_few_declined_points_the_study_is_refused(monkeypatch: pytest.Mo
 @pytest.fixture(scope="module", autouse=True)
 def _residuals_alone() -> Iterator[None]:
     """Judge gaussian rows by their residuals alone: then the paths of these studies pass a refused point."""
-    with mock.patch.object(leverage, "spread", lambda _residuals: 0.0):
+    with mock.patch.object(leverage, "spread", return_value=0.0):
         yield
 
 
