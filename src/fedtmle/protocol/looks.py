@@ -288,7 +288,7 @@ class Looks:
                 self._keep(gram)
 
     def _may_ask_gains(self, gram: PooledGram) -> bool:
-        """Return whether silos state by how much shares grow, so that no two silos' matrices follow."""
+        """Return whether gains are asked: not of so few silos that two silos' matrices would follow."""
         are_enough = len(self.groups.groups[0]) >= self.groups.liars + 3
         return are_enough and gram.is_crowded and gram.public_metric is not None
 
