@@ -27,6 +27,7 @@ from tests.declare import declare
 from tests.narrow import load
 
 FOLDS = Folds(count=5, seed=0)
+FOUR_PERIODS = ft.Risk(outcome="event", time="time", treatment="a", periods=4, period_length=1.0)
 
 
 class AloneInAFold(AbstractInvented):
@@ -65,14 +66,7 @@ class TwoGrids(LoneEvent):
     def study(self) -> ft.Study:
         return replace(
             super().study(),
-            target=ft.Risk(
-                outcome="event",
-                time="time",
-                treatment="a",
-                periods=4,
-                period_length=1.0,
-                compare_subperiods=2,
-            ),
+            target=replace(FOUR_PERIODS, compare_subperiods=2),
             hazard_model=ft.GLM("w"),
         )
 
@@ -102,14 +96,7 @@ class TwoCauses(LoneEvent):
     def study(self) -> ft.Study:
         return replace(
             super().study(),
-            target=ft.Risk(
-                outcome="event",
-                time="time",
-                treatment="a",
-                periods=4,
-                period_length=1.0,
-                causes=("1", "2"),
-            ),
+            target=replace(FOUR_PERIODS, causes=("1", "2")),
             hazard_model=ft.GLM("smoker + w:smoker + I(1 - smoker):w"),
             variables=declare(event=["0", "1", "2"], time=(0, 4), a="binary", w=(-1, 1), smoker="binary"),
         )

@@ -241,9 +241,22 @@ class Union(AbstractSubject):
             yield PersonRows(rows, pieces[0].counts)
 
 
+class AbstractStartingRows(AbstractSubject):
+    """Rows at zero, where fits start: they are never judged at another point."""
+
+    def has_columns_of(self, other: AbstractSubject) -> bool:
+        return other is self
+
+    def distance(self, point: Evaluation) -> float:
+        return 0.0
+
+    def shrunk(self, point: Evaluation) -> float:
+        return 1.0
+
+
 @final
 @dataclass(frozen=True, eq=False)
-class FoldRows(AbstractSubject):
+class FoldRows(AbstractStartingRows):
     """The rows of one fold, with the columns of a union of models that leave out the fold after it.
 
     At zero, the sums without each of three folds or more disclose those over each of them.
@@ -271,15 +284,6 @@ class FoldRows(AbstractSubject):
     def largest(self) -> Array:
         return self.union.largest
 
-    def has_columns_of(self, other: AbstractSubject) -> bool:
-        return other is self
-
-    def distance(self, point: Evaluation) -> float:
-        return 0.0
-
-    def shrunk(self, point: Evaluation) -> float:
-        return 1.0
-
     def rows(self, local: Local) -> Iterator[PersonRows]:
         return self._within(self.union.rows(local), local)
 
@@ -298,7 +302,7 @@ class FoldRows(AbstractSubject):
 
 @final
 @dataclass(frozen=True, eq=False)
-class Hazards(AbstractSubject):
+class Hazards(AbstractStartingRows):
     """The sums over the periods of several responses, such as events of two causes, or on two grids.
 
     Each union has its person's sums, with the signs of the residuals at zero. Who stays to the end without
@@ -342,15 +346,6 @@ class Hazards(AbstractSubject):
     @property
     def _sizes(self) -> list[int]:
         return [len(union.facts.ranges) for union in self.unions]
-
-    def has_columns_of(self, other: AbstractSubject) -> bool:
-        return other is self
-
-    def distance(self, point: Evaluation) -> float:
-        return 0.0
-
-    def shrunk(self, point: Evaluation) -> float:
-        return 1.0
 
     def rows(self, local: Local) -> Iterator[PersonRows]:
         return _side_by_side([union.rows(local) for union in self.unions])
