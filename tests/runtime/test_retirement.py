@@ -181,7 +181,7 @@ def test_the_answers_of_retired_silos_look_like_any_others() -> None:
     """Every bit of a masked answer is 1 in half of the sessions, whether the silo retired or not."""
     plan, _ = CASES["mean, personalized and relayed"]()
     answers: dict[tuple[str, int], list[np.ndarray]] = {}
-    sessions = 200
+    sessions = 100
     for number in range(sessions):
         _, silos = parties("mean, personalized and relayed")
         run = Session(plan, InProcess(silos), session=number.to_bytes(16, "big")).run()

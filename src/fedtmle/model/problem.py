@@ -90,7 +90,7 @@ class KnownPeople(NamedTuple):
 
 
 class RowFolds(Protocol):
-    """Folds of rows by a public rule, equal for equal rules."""
+    """A public rule that assigns each row to a fold. Two rules are equal if they make the same folds."""
 
     @property
     def count(self) -> int: ...

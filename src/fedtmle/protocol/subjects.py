@@ -517,7 +517,7 @@ class _Response:
 
     @property
     def has_completions(self) -> bool:
-        """Whether a column was asked with several values for the same rows."""
+        """Whether a column came twice with other values but the same rows, as imputed data sets have it."""
         return any(
             _same(w, weights)
             for known in self.columns.values()
