@@ -9,19 +9,32 @@ from collections.abc import Mapping
 import pytest
 
 from fedtmle.engine import flare, frames
-from fedtmle.engine.flare import FlareFederation
+from fedtmle.engine.flare import FlareFederation, ServerCell
 from fedtmle.engine.frames import Answer, Declined, Reply, Waiting
 from fedtmle.engine.site import Endpoint
-from fedtmle.errors import DeadlineError, RefusedError
+from fedtmle.errors import DeadlineError, ProtocolError, RefusedError
 
 SITES = {"north": "north", "south": "south"}
+
+
+class Site(ServerCell):
+    """Answers for all sites, except those that are ``lost``."""
+
+    def __init__(self, lost: tuple[str, ...] = ()) -> None:
+        self.lost = lost
+        self.asked: list[dict[str, bytes]] = []
+
+    def call(self, asked: Mapping[str, bytes], timeout: float) -> dict[str, bytes]:
+        assert timeout > 0
+        self.asked.append(dict(asked))
+        return {site: b"<" + frame for site, frame in asked.items() if site not in self.lost}
 
 
 class Lossy(FlareFederation):
     """A call to the silos in ``lost`` never returns, as when its connection is cut; it takes all its time."""
 
     def __init__(self, *, lost: dict[str, int], deadline: float = 5.0) -> None:
-        super().__init__(SITES, deadline=deadline)
+        super().__init__(SITES, Site(), deadline=deadline)
         self.lost = lost
         self.calls: list[tuple[tuple[str, ...], float]] = []
 
@@ -99,3 +112,26 @@ def test_a_request_that_is_repeated_while_it_is_computed_is_told_so(monkeypatch:
     first.join()
     assert slow.steps == 1  # the repetition did not start the computation again
     assert frames.read_answer(end.step(frames.request(b"r"))) == Reply(b"done")
+
+
+def test_each_frame_is_signed_once_and_goes_to_its_site() -> None:
+    site, signed = Site(lost=("s3",)), []
+
+    def seal(frame: bytes) -> bytes:
+        signed.append(frame)
+        return b"+" + frame
+
+    line = FlareFederation({"a": "s1", "b": "s2", "c": "s3"}, site, deadline=5.0, seal=seal)
+    asked = {"a": b"x", "b": b"x", "c": b"y"}
+    assert line.ask(asked, timeout=1.0) == {"a": Reply(b"+x"), "b": Reply(b"+x")}
+    assert sorted(signed) == [b"x", b"y"]
+    assert site.asked == [{"s1": b"+x", "s2": b"+x", "s3": b"+y"}]
+
+
+def test_what_is_no_frame_names_its_silo() -> None:
+    class Strange(Site):
+        def call(self, asked: Mapping[str, bytes], timeout: float) -> dict[str, bytes]:  # noqa: ARG002
+            return dict.fromkeys(asked, b"")
+
+    with pytest.raises(ProtocolError, match="silo 'north' sent bytes that are not a frame"):
+        FlareFederation(SITES, Strange(), deadline=5.0).exchange({"north": b"n"})

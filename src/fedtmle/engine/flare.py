@@ -1,4 +1,4 @@
-"""NVIDIA FLARE at the server: a `Federation` over the Collab API, and the run that uses it.
+"""NVIDIA FLARE at the server: a `Federation` over the cells of a job, and the run that uses it.
 
 FLARE starts `Coordinator` in the server's process for the job. It imports no data code.
 """
@@ -7,10 +7,17 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from queue import Empty, SimpleQueue
 
+from nvflare.apis.fl_context import FLContext
 from nvflare.collab import collab
+from nvflare.collab.api.exceptions import RunAborted
+from nvflare.fuel.f3.cellnet.core_cell import TargetMessage
+from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, ReturnCode
+from nvflare.fuel.f3.cellnet.fqcn import FQCN
+from nvflare.fuel.f3.message import Message
 
 from fedtmle.engine import frames
 from fedtmle.engine.coordinate import Awaited, Coordination, Seal, words
@@ -20,7 +27,57 @@ from fedtmle.errors import DeadlineError, DecodeError, ProtocolError, RefusedErr
 from fedtmle.model import kernels
 
 RETRY_PAUSE = 0.5  # seconds between attempts to reach a silo again
+ABORT_POLL = 0.2  # seconds between two looks at whether the engine has ended the job
 ASK_AGAIN = 15.0  # seconds after which a request without an answer is sent again
+
+
+class ServerCell:
+    """Rounds over the cells of a job: a message to each site, and its answer in another.
+
+    FLARE joins and checks the cells. A call of its Collab API is streamed, which takes several messages each
+    way and half of a round's time. Our frames are short, so that one message carries each, as with the
+    letters of the post. ``is_aborted`` returns whether the engine has ended the job.
+    """
+
+    def __init__(self, fl_ctx: FLContext, is_aborted: Callable[[], bool]) -> None:
+        engine, job = fl_ctx.get_engine(), fl_ctx.get_job_id()
+        self._cell = engine.get_cell().core_cell
+        self._names = {client.name: FQCN.join([client.get_fqcn(), job]) for client in engine.get_clients()}
+        self._is_aborted = is_aborted
+
+    def call(self, asked: Mapping[str, bytes], timeout: float) -> dict[str, bytes]:
+        """Return what the sites sent back within ``timeout`` seconds; raise if the engine ends the job.
+
+        The engine's call cannot be interrupted, so a thread makes it, which may outlive this one.
+        """
+        sites = {self._names[site]: site for site in asked}
+        messages = {
+            name: TargetMessage(name, frames.CHANNEL, frames.STEP, Message(payload=asked[site]))
+            for name, site in sites.items()
+        }
+        found: SimpleQueue[dict[str, Message] | Exception] = SimpleQueue()
+
+        def send() -> None:
+            try:
+                found.put(self._cell.broadcast_multi_requests(messages, timeout, optional=True))
+            except Exception as error:
+                found.put(error)
+
+        threading.Thread(target=send, name="fedtmle-send", daemon=True).start()
+        while True:
+            try:
+                replies = found.get(timeout=ABORT_POLL)
+                break
+            except Empty:
+                if self._is_aborted():
+                    raise RunAborted("the engine ended the job") from None
+        if isinstance(replies, Exception):
+            raise replies
+        return {
+            sites[name]: frames.byte_string(reply.payload)
+            for name, reply in replies.items()
+            if reply.get_header(MessageHeaderKey.RETURN_CODE) == ReturnCode.OK
+        }
 
 
 class FlareFederation:
@@ -33,12 +90,13 @@ class FlareFederation:
     def __init__(
         self,
         sites: Mapping[str, str],
+        cell: ServerCell,
         *,
         deadline: float,
         awaited: Awaited = lambda _: None,
         seal: Seal = lambda frame: frame,
     ) -> None:
-        self._sites = dict(sites)
+        self._sites, self._cell = dict(sites), cell
         self._deadline = deadline
         self._awaited, self._seal = awaited, seal
 
@@ -76,20 +134,12 @@ class FlareFederation:
         return {silo: replies[silo] for silo in requests}
 
     def ask(self, asked: Mapping[str, bytes], *, timeout: float) -> dict[str, Answer]:
-        """Return the answers that came in time; silos that are asked the same share one group call."""
-        groups: dict[bytes, list[str]] = {}
-        for silo, frame in asked.items():
-            groups.setdefault(frame, []).append(silo)
-        names = {site: silo for silo, site in self._sites.items()}
-        is_one_group = len(groups) == 1
-        calls: list[Iterable[tuple[str, object]]] = []  # one (site, frame) for each client that answered
-        for frame, silos in groups.items():
-            clients = collab.get_clients([self._sites[silo] for silo in silos])
-            calls.append(
-                clients(blocking=is_one_group, timeout=timeout, optional=True).step(self._seal(frame))
-            )
+        """Return the answers that came in time."""
+        sealed = {frame: self._seal(frame) for frame in set(asked.values())}  # most are asked the same
+        names = {self._sites[silo]: silo for silo in asked}
+        replies = self._cell.call({site: sealed[asked[silo]] for site, silo in names.items()}, timeout)
         answers: dict[str, Answer] = {}
-        for site, reply in (result for call in calls for result in call):
+        for site, reply in replies.items():
             try:
                 answers[names[site]] = frames.read_answer(reply)
             except DecodeError:
@@ -120,11 +170,12 @@ class Coordinator:
     def main(self) -> None:
         """Carry out the run; its folder holds how it ended."""
         runs = Path(collab.workspace.get_root_dir()) / "runs"
+        cell = ServerCell(collab.fl_ctx, lambda: bool(collab.is_aborted))
 
         def connect(
             sites: Mapping[str, str], deadline: float, awaited: Awaited, seal: Seal
         ) -> FlareFederation:
             threading.Thread(target=_load, name="fedtmle-load", daemon=True).start()
-            return FlareFederation(sites, deadline=deadline, awaited=awaited, seal=seal)
+            return FlareFederation(sites, cell, deadline=deadline, awaited=awaited, seal=seal)
 
         Coordination(runs, self.run).carry_out(connect)

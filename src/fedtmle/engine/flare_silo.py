@@ -1,16 +1,34 @@
-"""NVIDIA FLARE at a silo: one published method, ``step(bytes) -> bytes``."""
+"""NVIDIA FLARE at a silo: the job's object, which answers the frames of the job's server."""
 
 from __future__ import annotations
 
 import base64
+from collections.abc import Callable
 from pathlib import Path
 
+from nvflare.apis.fl_context import FLContext
 from nvflare.collab import collab
+from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, ReturnCode
+from nvflare.fuel.f3.cellnet.fqcn import FQCN
+from nvflare.fuel.f3.message import Message
 
 from fedtmle.engine import frames
-from fedtmle.engine.frames import Declined
 from fedtmle.engine.process import keep_loaded, write_log
 from fedtmle.engine.site import Endpoint, open_endpoint
+
+
+def answer_server(fl_ctx: FLContext, step: Callable[[bytes], bytes]) -> None:
+    """Answer the frames of the job's server by ``step``, and no other cell: not those of other silos."""
+    server = FQCN.join([FQCN.ROOT_SERVER, fl_ctx.get_job_id()])
+
+    def reply(request: Message) -> Message:
+        if request.get_header(MessageHeaderKey.ORIGIN) != server:
+            return Message({MessageHeaderKey.RETURN_CODE: ReturnCode.UNAUTHENTICATED}, None)
+        return Message(
+            {MessageHeaderKey.RETURN_CODE: ReturnCode.OK}, step(frames.byte_string(request.payload))
+        )
+
+    fl_ctx.get_engine().get_cell().core_cell.register_request_cb(frames.CHANNEL, frames.STEP, reply)
 
 
 class SiloEnd:
@@ -29,18 +47,10 @@ class SiloEnd:
         self._endpoint = open_endpoint(
             home, collab.site_name, study, bytes.fromhex(self.plan), opened=keep_loaded
         )
+        answer_server(collab.fl_ctx, self._endpoint.step)
 
     @collab.final  # type: ignore[untyped-decorator]
     def stop(self) -> None:
         """Close the endpoint at the end of the job."""
         if self._endpoint is not None:
             self._endpoint.close()
-
-    @collab.publish  # type: ignore[untyped-decorator]
-    def step(self, frame: bytes) -> bytes:
-        """Return the answer to one frame of the server."""
-        if self._endpoint is None:
-            raise AssertionError("the engine calls start first")
-        if collab.caller != "server":  # the engine would let another silo of the job call, too
-            return frames.answer(Declined.FAULT)
-        return self._endpoint.step(frame)

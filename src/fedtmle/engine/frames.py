@@ -16,6 +16,7 @@ from fedtmle.protocol.plan import Plan
 from fedtmle.runtime.signing import SigningKey, is_signed, request_statement
 
 HELLO = b"?"  # the frame that asks whether a silo is ready
+CHANNEL, STEP = "fedtmle", "step"  # where an engine with channels carries frames
 _SIGNATURE = 64  # bytes
 
 
@@ -59,6 +60,11 @@ class Reply:
 
 
 Answer: TypeAlias = Reply | Ready | Waiting | Declined
+
+
+def byte_string(carried: object) -> bytes:
+    """Return the bytes that an engine carried, b"" (which is no frame) if that is no byte string."""
+    return bytes(carried) if isinstance(carried, bytes | bytearray | memoryview) else b""
 
 
 def request(data: bytes) -> bytes:
