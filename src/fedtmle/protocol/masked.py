@@ -398,7 +398,12 @@ class PooledGram(AbstractPooled):
 
     @property
     def is_crowded(self) -> bool:
-        """Whether few people remain to a column; with shares, if the silo with the largest leaves."""
+        """Whether few people remain to a column; with shares, if the silo with the largest leaves.
+
+        Sums over the periods are made of the few who leave: at the start of a fit the others' rows cancel.
+        """
+        if self.subject.is_summed:
+            return True
         stated = zip(RESTS, self.by_rest, strict=True) if self.by_rest else [(1.0, self.silos)]
         least = max((rest for rest, count in stated if count == self.silos), default=0.0)
         return self.n * least < CROWDED * len(self.C)

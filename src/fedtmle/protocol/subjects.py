@@ -47,6 +47,11 @@ class AbstractSubject(ABC):
     facts: JudgedTogether
     has_floor = True  # whether `min_support` holds for the people of its columns
 
+    @property
+    def is_summed(self) -> bool:
+        """Whether the rows of a person are added up."""
+        return False
+
     @cached_property
     def largest(self) -> Array:
         """A bound of |t_j| by column; a look scales down larger rows, which makes S smaller."""
@@ -179,7 +184,6 @@ class Union(AbstractSubject):
 
     @property
     def is_summed(self) -> bool:
-        """Whether the rows of a person are added up."""
         return self.facts.may_cancel
 
     @property
@@ -277,7 +281,6 @@ class FoldRows(AbstractStartingRows):
 
     @property
     def is_summed(self) -> bool:
-        """Whether the rows of a person are added up."""
         return self.union.is_summed
 
     @property
@@ -311,7 +314,9 @@ class Hazards(AbstractStartingRows):
 
     unions: tuple[Union, ...]
 
-    is_summed = True
+    @property
+    def is_summed(self) -> bool:
+        return True
 
     @property
     def facts(self) -> JudgedTogether:  # type: ignore[override]  # derived here, a field elsewhere
