@@ -38,7 +38,7 @@ from fedtmle.studies.run import pooled_rows
 from tests.effects.studies import NEWTON, finish
 from tests.narrow import targeted
 from tests.premise import Premise
-from tests.runtime.test_masked import broadcasts
+from tests.runtime.test_masked import check_broadcasts
 
 SILOS = ("north", "south", "east", "west")
 LEVELS = {SILO: SILOS, "g": ("p", "q", "r")}
@@ -614,7 +614,7 @@ def same_bytes(planned: Watched, asked: Callable[[str], ft.Study], data: dict[st
     assert not open_plan.is_masked
     assert one.run is not None
     assert other.run is not None
-    assert broadcasts(one.run.transcript, open_plan) == broadcasts(other.run.transcript, masked_plan)
+    check_broadcasts(one.run.transcript, other.run.transcript, masked_plan)
     pd.testing.assert_frame_equal(one.table(), other.table(), check_exact=True)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -41,6 +41,15 @@ class OneGroup(AbstractBins[Group]):
         return [piece]
 
 
+@dataclass
+class Piece:
+    """Rows of three groups, and whether these share them."""
+
+    bins: np.ndarray
+    values: np.ndarray
+    is_shared: bool
+
+
 class ThreeGroups(AbstractBins[Any]):
     """Three groups, of which a copy of its values makes each a group of its own."""
 
@@ -50,7 +59,7 @@ class ThreeGroups(AbstractBins[Any]):
     terms = (((0,), (0, 1)), ((1,), (0, 1)), ((1,), (1, 1)))
 
     def groups(self, piece: Any) -> list[Group]:
-        bins, values, is_shared = piece
+        bins, values, is_shared = piece.bins, piece.values, piece.is_shared
         return [
             Group(bins=bins, values=values if is_shared else values.copy(), sensitive=values[k % 2], terms=t)
             for k, t in enumerate(self.terms)
@@ -68,8 +77,8 @@ def test_groups_that_share_their_values_have_the_sums_of_groups_alone(is_sorted:
     values = rng.uniform(-2, 2, (2, 90))
     query = BinsQuery(bins=ThreeGroups(), n=100)
     together, apart = (
-        query.answer(SimpleNamespace(evaluate=lambda work, piece=(bins, values, shared): work(piece)))
-        for shared in (True, False)
+        query.answer(SimpleNamespace(evaluate=lambda work, piece=piece: work(piece)))
+        for piece in (Piece(bins, values, shared) for shared in (True, False))
     )
     assert [[(cell.count, cell.units) for cell in group if cell] for group in together] == [
         [(cell.count, cell.units) for cell in group if cell] for group in apart

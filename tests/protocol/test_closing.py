@@ -32,6 +32,7 @@ from fedtmle.protocol.outcome import Targeted
 from fedtmle.protocol.plan import Member, Plan
 from fedtmle.protocol.policy import UNGUARDED, Policy
 from fedtmle.protocol.query import VOID, DisclosedColumns, JointQuery, Local, MomentsQuery, Phase, Query
+from fedtmle.protocol.shown import ShownQuery
 from fedtmle.protocol.subjects import ClosingRows
 from fedtmle.runtime.certificate import heard_rounds, replay
 from fedtmle.runtime.records import Keeper
@@ -72,7 +73,9 @@ def kinds_of(finished: Finished, plan: Plan) -> list[tuple[type[Query], bool]]:
     heard = heard_rounds(plan, finished.transcript, finished.sizes)
     closing = [(r.query, r.pooled is VOID) for r in heard if r.query.phase is not Phase.NUISANCE]
     asked = [
-        (query, void) for query, void in closing if closings_of(query) or isinstance(query, AbstractLook)
+        (query, void)
+        for query, void in closing
+        if closings_of(query) or (isinstance(query, AbstractLook) and not isinstance(query, ShownQuery))
     ]
     return [(MomentsQuery if closings_of(query) else type(query), void) for query, void in asked]
 
@@ -275,6 +278,7 @@ class Rows:
 class Columns:
     """Stands for closing sums over given columns."""
 
+    hideable = 0
     noise = None
     lanes = ()
     phase = Phase.CLOSING

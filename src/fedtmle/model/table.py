@@ -431,6 +431,14 @@ class AbstractBins(AbstractStatistic[Piece]):
         return False
 
     @property
+    def partitions(self) -> tuple[tuple[int, ...], ...]:
+        """Groups by number of which everyone is in one, has a sensitive value of 1 there, and else 0.
+
+        The levels of a category are such groups: the sums of one follow from those of the others.
+        """
+        return ()
+
+    @property
     def exponents(self) -> tuple[int, ...]:
         """Powers of two that bound the summed values; none where only rows are counted."""
         return ()

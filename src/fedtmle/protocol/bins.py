@@ -10,8 +10,8 @@ disclosed all together or not at all.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, chain, islice, pairwise
 from operator import add
 from typing import Any, final
@@ -21,7 +21,7 @@ import numpy as np
 from fedtmle.errors import DecodeError
 from fedtmle.model.exact import Sums, column_shifts, nearest, zero_sums
 from fedtmle.model.kernels import binned_sums, count_bins, count_values
-from fedtmle.model.table import AbstractBins, Forecast, Group
+from fedtmle.model.table import AbstractBins, Forecast, Group, PerTable
 from fedtmle.model.types import Array, Bytes, UnitScaled
 from fedtmle.protocol.codes import MOST_SILOS, AbstractCode, BitReader, BitWriter, Integers
 from fedtmle.protocol.masks import Lane
@@ -47,6 +47,11 @@ class BinTotal:
         if self.count and self.holders is not None and self.holders.rarest(self.count) < floor:
             return False
         return not self.count or self.count >= floor
+
+    def having(self, value: float) -> int:
+        """Return how many people hold a sensitive value, 0 if that is not counted."""
+        counts = None if self.holders is None else self.holders.counts
+        return 0 if counts is None else counts.get(value, 0)
 
 
 Bins = tuple[tuple[BinTotal | None, ...], ...]  # per group, per bin; None is suppressed
@@ -224,6 +229,11 @@ class BinsQuery(AbstractTotals[Bins, PooledBins]):
     phase: Phase = Phase.DIAGNOSTICS
     floors: tuple[str, ...] = ("min_cell",)  # keys of the policy; the strictest holds
     places: tuple[int, ...] | None = None
+    hidden: frozenset[int] = frozenset()  # bins that every silo leaves out, counted over all groups
+    # A query that hides more bins has the same totals, so that it shares what was computed of a table.
+    _found: PerTable[tuple[tuple[BinTotal, ...], ...]] = field(
+        default_factory=PerTable, compare=False, repr=False
+    )
 
     @property
     def explanation(self) -> str:
@@ -252,16 +262,55 @@ class BinsQuery(AbstractTotals[Bins, PooledBins]):
         return (self.n, *(nearest(self.n, -shift - exponent) for shift, exponent in bounds))
 
     def answer(self, local: Local) -> Bins:
+        return local.evaluate(lambda rows: self._found.of(rows, self._total))
+
+    def _total(self, rows: Any) -> tuple[tuple[BinTotal, ...], ...]:
         exact = zero_sums(column_shifts(self.bins.exponents))
         totals = [_GroupTotal([exact] * size) for size in self.bins.sizes]
-        for piece in local.evaluate(lambda rows: self.bins.over(rows, self._count)):
+        for piece in self.bins.over(rows, self._count):
             for total, counted in zip(totals, piece, strict=True):
                 total.add(counted)
         return tuple(total.bins(self._shifts) for total in totals)
 
     def suppress(self, answer: Bins, floor: Callable[[Query], int]) -> Bins:
         rule = _left if self.bins.of_leavers else _folded if self.bins.on_a_scale else _whole
-        return tuple(rule([bin_ for bin_ in group if bin_ is not None], floor(self)) for group in answer)
+        least, whole = floor(self), [[bin_ for bin_ in group if bin_ is not None] for group in answer]
+        shown = [rule(group, least) for group in whole]
+        for groups in self.bins.partitions:
+            for k in _complements(shown, whole, groups, least):
+                shown[k] = (None,) * len(shown[k])
+        return tuple(map(self._kept, shown, accumulate(self.bins.sizes, initial=0)))
+
+    def _kept(self, group: tuple[BinTotal | None, ...], first: int) -> tuple[BinTotal | None, ...]:
+        """Return a group, whose first bin has this number, without the bins that every silo leaves out.
+
+        People who leave in such a bin are counted with those before.
+        """
+        kept: list[BinTotal | None] = []
+        last: int | None = None
+        for b, bin_ in enumerate(group):
+            is_hidden = bin_ is not None and first + b in self.hidden
+            kept.append(None if is_hidden else bin_)
+            if bin_ is None:
+                continue
+            before = None if last is None else kept[last]
+            if not is_hidden:
+                last = b
+            elif last is None or before is None or not self.bins.of_leavers:
+                return (None,) * len(group)
+            else:
+                kept[last] = _joined(before, bin_)
+        return tuple(kept)
+
+    @property
+    def hideable(self) -> int:
+        return sum(self.bins.sizes)
+
+    def shown(self, answer: Bins) -> tuple[bool, ...]:
+        return tuple(bin_ is not None for group in answer for bin_ in group)
+
+    def hiding(self, parts: Collection[int]) -> BinsQuery:
+        return replace(self, hidden=self.hidden | frozenset(parts))
 
     def _count(self, piece: object) -> list[_Counted]:
         """Return the contribution of a piece of the rows to each group."""
@@ -343,6 +392,27 @@ def _whole(group: Sequence[BinTotal], floor: int) -> tuple[BinTotal | None, ...]
     if all(bin_.is_enough(floor) for bin_ in group):
         return tuple(replace(bin_, holders=None) for bin_ in group)
     return (None,) * len(group)
+
+
+def _complements(
+    shown: Sequence[Sequence[BinTotal | None]],
+    whole: Sequence[Sequence[BinTotal]],
+    groups: Sequence[int],
+    floor: int,
+) -> Iterator[int]:
+    """Yield the groups to hide with those that are hidden, of some to one of which everyone in a bin belongs.
+
+    The people of the hidden groups follow from the others: in each bin they must be enough.
+    """
+    left = {k for k in groups if any(bin_ is None for bin_ in shown[k])}
+    members = {k: [bin_.having(1.0) for bin_ in whole[k]] for k in groups} if left else {}
+    while left and len(left) < len(groups):
+        hidden = [sum(members[k][b] for k in left) for b in range(len(whole[groups[0]]))]
+        if min(hidden) >= floor:
+            return
+        fewest = min((k for k in groups if k not in left), key=lambda k: sum(members[k]))
+        left.add(fewest)
+        yield fewest
 
 
 def _folded(group: Sequence[BinTotal], floor: int) -> tuple[BinTotal | None, ...]:

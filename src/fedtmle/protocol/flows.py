@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast, final
 
@@ -135,6 +135,16 @@ class ViewedQuery(AbstractQuery[object, object]):
 
     def suppress(self, answer: object, floor: Callable[[Query], int]) -> object:
         return self.query.suppress(answer, lambda _: floor(self))
+
+    @property
+    def hideable(self) -> int:
+        return self.query.hideable
+
+    def shown(self, answer: object) -> tuple[bool, ...]:
+        return self.query.shown(answer)
+
+    def hiding(self, parts: Collection[int]) -> ViewedQuery:
+        return replace(self, query=self.query.hiding(parts))
 
     @property
     def is_optional(self) -> bool:

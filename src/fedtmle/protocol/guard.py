@@ -804,7 +804,8 @@ def is_void(query: Query, local: Local, policy: Policy) -> bool:
 
 def left_out(query: Query, local: Local, policy: Policy) -> frozenset[int]:
     """Return the identities of the optional members of a query that a silo may not answer."""
-    optional = (member for member in query.members if member.is_optional)
+    asked = [each for member in query.members for each in (member, *member.asks_about)]
+    optional = (member for member in asked if member.is_optional)
     return frozenset(id(member) for member in optional if not _may_disclose(member, local, policy))
 
 

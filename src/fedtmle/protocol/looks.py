@@ -69,6 +69,7 @@ from fedtmle.protocol.masked import (
     SharesQuery,
 )
 from fedtmle.protocol.query import VOID, Evaluation, Flow, Local, Model, Phase, Query
+from fedtmle.protocol.shown import ShownQuery
 from fedtmle.protocol.subjects import (
     AbstractSubject,
     ClosingRows,
@@ -200,6 +201,9 @@ class Looks:
                 result: Result = stop.value
                 return result
             yield from self._look(query)
+            if query.hideable:
+                shown = ShownQuery(query=query, silos=sum(map(len, self.groups.groups)), phase=query.phase)
+                query = shown.kept((yield shown), self.groups.liars)
             closings = closings_of(query)
             if closings and not self._has_been_void:
                 self.may_be_void = True

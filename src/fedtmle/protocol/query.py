@@ -16,7 +16,7 @@ from __future__ import annotations
 import enum
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -407,6 +407,24 @@ class AbstractQuery(ABC, Generic[Answer, Pooled]):
         return answer
 
     @property
+    def hideable(self) -> int:
+        """How many parts of the answer each silo may leave out for itself."""
+        return 0
+
+    def shown(self, answer: Answer) -> tuple[bool, ...]:
+        """Return which of these parts are in an answer that went through `suppress`."""
+        return ()
+
+    def hiding(self, parts: Collection[int]) -> Query:
+        """Return the same query, to which every silo leaves out these parts."""
+        return self
+
+    @property
+    def asks_about(self) -> tuple[Query, ...]:
+        """Queries of which the answer says what the silo would leave out."""
+        return ()
+
+    @property
     def members(self) -> tuple[Query, ...]:
         """The queries that this one is made of."""
         return (self,)
@@ -708,6 +726,22 @@ class JointQuery(AbstractQuery[Parts, Parts]):
     def suppress(self, answer: Parts, floor: Callable[[Query], int]) -> Parts:
         pairs = zip(self.queries, answer, strict=True)
         return tuple(query.suppress(part, floor) for query, part in pairs)
+
+    @property
+    def hideable(self) -> int:
+        return sum(query.hideable for query in self.queries)
+
+    def shown(self, answer: Parts) -> tuple[bool, ...]:
+        pairs = zip(self.queries, answer, strict=True)
+        return tuple(each for query, part in pairs for each in query.shown(part))
+
+    def hiding(self, parts: Collection[int]) -> JointQuery:
+        kept, first = [], 0
+        for query in self.queries:
+            own = {part - first for part in parts if 0 <= part - first < query.hideable}
+            kept.append(query.hiding(own) if own else query)
+            first += query.hideable
+        return JointQuery(tuple(kept))
 
     def answer(self, local: Local) -> Parts:
         """Return the members' answers; the models of several members are summed side by side."""

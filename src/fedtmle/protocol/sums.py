@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from typing import Any, final
@@ -152,6 +152,7 @@ class TallyQuery(IntegerSums):
     counts: tuple[CountCell, ...] = ()
     grid: tuple[int, ...] | None = None
     optional: bool = False
+    is_hidden: bool = False  # whether every silo sends zeros
 
     @property
     def shifts(self) -> tuple[int, ...]:
@@ -178,7 +179,18 @@ class TallyQuery(IntegerSums):
         return self.optional
 
     def suppress(self, answer: Sums, floor: Callable[[Query], int]) -> Sums:
-        return zero_sums(self.shifts) if self.optional and floor(self) == EVERYBODY else answer
+        is_refused = self.optional and floor(self) == EVERYBODY
+        return zero_sums(self.shifts) if is_refused or self.is_hidden else answer
+
+    @property
+    def hideable(self) -> int:
+        return int(self.optional)
+
+    def shown(self, answer: Sums) -> tuple[bool, ...]:
+        return (any(answer.units),) if self.optional else ()
+
+    def hiding(self, parts: Collection[int]) -> TallyQuery:
+        return replace(self, is_hidden=True) if parts else self
 
     def disclosed_columns(self, local: Local) -> DisclosedColumns | None:
         columns = self.columns

@@ -179,6 +179,14 @@ class BalanceBins(AbstractBins[ArmRows]):
         return (self.arms,) * len(self.covariates)
 
     @property
+    def partitions(self) -> tuple[tuple[int, ...], ...]:
+        levels: dict[str, list[int]] = {}
+        for k, covariate in enumerate(self.covariates):
+            if len(covariate.levels) > 2:  # else one level stands for both
+                levels.setdefault(covariate.name, []).append(k)
+        return tuple(map(tuple, levels.values()))
+
+    @property
     def exponents(self) -> tuple[int, ...]:
         weight, inverse = exponent(self.weights.population_ceiling), exponent(self.weights.ceiling)
         return (weight, weight, inverse, inverse, *([weight] if self.has_weights else []))
