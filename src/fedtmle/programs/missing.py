@@ -200,10 +200,13 @@ class MissingColumns(AbstractBoundedColumns[Table]):
     columns are not counted in pairs.
     """
 
-    judged = ()  # counts, which have a floor
-
     variables: tuple[str, ...]
     timeline: Timeline | None = None
+
+    @property
+    def judged(self) -> Sequence[int]:
+        """Those at risk, who differ by the people that leave; the other counts have a floor."""
+        return range(len(self.names) - len(self.periods), len(self.names))
 
     @property
     def label(self) -> str:
