@@ -406,15 +406,22 @@ def judged_columns(rows: Clustered, columns: MomentColumns) -> Array:
     """Return the columns by which the guard judges closing sums, shape (p, N); m comes last.
 
     The closing message discloses products of clusters' sums, in which a cluster of one person may dominate.
-    With clusters, a second group of columns therefore has (u_c, t_c)/sqrt(N_c), c the person's cluster and
-    N_c its size. The sum of
-    squares of these rows is that of the clusters' sums, and a cluster of N_c people counts as N_c.
+    With clusters, a second group of columns therefore has (u_c, t_c) sqrt(s), c the person's cluster and s
+    the person's share of t in it: 1/N_c in a cluster of N_c people who count alike. The sum of squares of
+    these columns is that of the clusters' sums. Who has no weight, or is not of the population, hides nobody.
     """
     if rows.cluster is None:
         return columns.flat
     linear = columns.flat[: 2 * len(columns.u)]
     size = np.bincount(rows.cluster)
-    of_cluster = (_by_cluster(rows.cluster, linear) / np.sqrt(np.maximum(size, 1)))[:, rows.cluster]
+    by_cluster = _by_cluster(rows.cluster, linear)
+    if columns.counts:
+        of_cluster = (by_cluster / np.sqrt(np.maximum(size, 1)))[:, rows.cluster]
+    else:
+        total = by_cluster[len(columns.t) :, rows.cluster]
+        alike = np.broadcast_to(1.0 / size[rows.cluster], total.shape)
+        share = np.divide(columns.t, total, out=alike.copy(), where=total > 0)
+        of_cluster = by_cluster[:, rows.cluster] * np.sqrt(np.concatenate([share, share]))
     return np.concatenate([linear, of_cluster, columns.m])
 
 
