@@ -15,6 +15,7 @@ from itertools import chain, islice
 from operator import add, mul
 from typing import Any
 
+from fedtmle.errors import DecodeError
 from fedtmle.model.exact import Sums
 from fedtmle.model.types import upper_pairs
 from fedtmle.protocol import messages
@@ -218,7 +219,12 @@ class MaskedServer(Server):
         """What the totals of this round are, as it would be broadcast; a look is told at once."""
         form = MaskedForm(self.query)
         _, self._apart = form.read(self._sent["a"].payload.bits())
-        self._add(form.packing, form.groups or (NAMES,))
+        try:
+            self._add(form.packing, form.groups or (NAMES,))
+        except DecodeError:  # some silo may not disclose its part yet: there is a look, if it may say so
+            if self._follower is None or not self._follower.masked_form.may_be_void:
+                raise
+            return self.tell_bits(Payload(0, b""))
         if not isinstance(self.query, AbstractLook):
             return self._pooled()
         if isinstance(self.query, LookQuery):
