@@ -21,6 +21,7 @@ from tests.attacks import (
     protocol,
     small,
     steering,
+    tabulated,
 )
 from tests.attacks.base import AbstractAttack
 from tests.attacks.settings import RefusedBySiloError, Setting
@@ -38,12 +39,14 @@ ATTACKS: dict[str, AbstractAttack] = {
         followup,
         protocol,
         masked,
+        tabulated,
     )
     for attack in module.ATTACKS
 }
 WORKING: dict[str, AbstractAttack] = {
     type(attack).__name__: attack
-    for attack in (*invented.WORKING, *over_time.WORKING, *decoded.WORKING, *followup.WORKING)
+    for module in (invented, over_time, decoded, followup, tabulated)
+    for attack in module.WORKING
 }
 HIDDEN: dict[str, AbstractAttack] = {type(attack).__name__: attack for attack in over_time.HIDDEN}
 SUPPRESSED: dict[str, AbstractAttack] = {type(attack).__name__: attack for attack in followup.SUPPRESSED}

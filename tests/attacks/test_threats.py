@@ -103,6 +103,8 @@ def test_what_still_works_does(name: str) -> None:
     assert f'("{words(name)}")' in TEXT
     if name == "LookProducts":
         assert f"covariate as {learned:.3f} where it is 0.9" in TEXT
+    if name == "OutlierInATable":
+        assert f"is disclosed as {learned[1]:.0f} with the arm" in TEXT
 
 
 def test_a_fine_lattice_of_fits_tells_the_counts_behind_them() -> None:
