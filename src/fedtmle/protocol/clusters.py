@@ -178,7 +178,8 @@ class ClustersQuery(AbstractQuery[Clusters, Digests]):
 class SpanningQuery(AbstractTotals[None, None]):
     """Ask each silo to agree to add its parts of the clusters that span silos; a silo that may not, refuses.
 
-    No bit is sent: to answer is to agree. The sum over a part of a few rows would disclose each of them.
+    No bit is sent: to answer is to agree. The sum over a part of a few rows would disclose each of them,
+    and so would the sum over all rows less the parts, if few are in none.
     """
 
     floors = ("min_cell",)
@@ -203,14 +204,15 @@ class SpanningQuery(AbstractTotals[None, None]):
         return local.evaluate(self._parts)
 
     def _parts(self, table: Table) -> list[int]:
-        """Return how many rows the silo has in each of the clusters that span silos."""
+        """Return how many rows the silo has in each of the clusters that span silos, and in none of them."""
         factor = table.factors[self.column]
         shared = set(self.spanning)
-        return [
+        parts = [
             count
             for count, label in zip(factor.counts, factor.levels, strict=True)
             if cluster_digest(label) in shared
         ]
+        return [*parts, table.n_rows - sum(parts)]
 
     def answer(self, local: Local) -> None:
         pass

@@ -409,12 +409,15 @@ def judged_columns(rows: Clustered, columns: MomentColumns) -> Array:
     With clusters, a second group of columns therefore has (u_c, t_c) sqrt(s), c the person's cluster and s
     the person's share of t in it: 1/N_c in a cluster of N_c people who count alike. The sum of squares of
     these columns is that of the clusters' sums. Who has no weight, or is not of the population, hides nobody.
+    Clusters that span silos are not in the products.
     """
     if rows.cluster is None:
         return columns.flat
     linear = columns.flat[: 2 * len(columns.u)]
     size = np.bincount(rows.cluster)
     by_cluster = _by_cluster(rows.cluster, linear)
+    if rows.spanned is not None:
+        by_cluster = by_cluster * (rows.spanned < 0)
     if columns.counts:
         of_cluster = (by_cluster / np.sqrt(np.maximum(size, 1)))[:, rows.cluster]
     else:
