@@ -10,10 +10,11 @@ import fedtmle as ft
 from fedtmle.model.exact import Sums
 from fedtmle.programs.missing import MissingColumns
 from fedtmle.protocol.bins import BinsQuery, BinTotal
+from fedtmle.protocol.clusters import ClustersQuery
 from fedtmle.protocol.query import MomentsQuery
 from fedtmle.targets.effects.balance import BalanceBins
-from fedtmle.targets.effects.moments import ClosingLayout
-from fedtmle.targets.effects.prepare import ArmResponse
+from fedtmle.targets.effects.moments import ClosingLayout, ClosingSums
+from fedtmle.targets.effects.prepare import ArmResponse, cluster_digest
 from fedtmle.targets.effects.statistics import CalibrationBins, PredictionErrors
 from tests.attacks.base import AbstractAttack, Victim
 from tests.attacks.combinations import PERSON
@@ -212,6 +213,77 @@ class PaddedStratum(LoneCluster):
         return bool(abs(learned - true) < 1e-6)
 
 
+class AbstractSpanning(LoneCluster):
+    """On clusters that may be in several silos: the server says which are, and gets the sums over each."""
+
+    extra = {**LoneCluster.extra, "cluster_scope": "spanning"}  # noqa: RUF012 - read only
+    claimed: tuple[str, ...] = tuple("012345678")
+
+    def family(self) -> np.ndarray:
+        """The cluster of each person: one of nine, and a tenth of six people."""
+        family = (ROW % 9).astype("<U6")
+        family[[PERSON, *range(55, 60)]] = "few"
+        return family
+
+    def columns(self) -> Columns:
+        return {**super().columns(), "family": self.family()}
+
+    def sums(self, victim: Victim) -> ClosingSums:
+        """The closing sums by name, once some clusters were said to be in another silo."""
+        server, answer = self.server(victim)
+        while not isinstance(server.query, ClustersQuery):
+            answer = server.go_on(answer)
+        answer = server.tell(tuple(sorted(map(cluster_digest, self.claimed))))
+        told = ClosingLayout(2).read(closing(server, answer))
+        self.closing = next(query for query in server.query.members if isinstance(query, MomentsQuery))
+        return told
+
+    def run(self, victim: Victim) -> float:
+        told = self.sums(victim)
+        return float(told.u[1] - sum(part.u[1] for part in told.spanning))
+
+
+class RestOfClusters(AbstractSpanning):
+    """Says that all clusters but one person's are in other silos too, and subtracts their sums."""
+
+    keys = ("min_cell",)
+
+    def family(self) -> np.ndarray:
+        family = super().family()
+        family[55:] = "8"
+        return family
+
+
+class LoneAmongSpanning(AbstractSpanning):
+    """Says so of all clusters but two, of which one is a single person: squares tell the two apart."""
+
+    def family(self) -> np.ndarray:
+        family = super().family()
+        family[PERSON] = "alone"
+        return family
+
+    def run(self, victim: Victim) -> float:
+        told = self.sums(victim)
+        total = float(told.u[1] - sum(part.u[1] for part in told.spanning))
+        return float(0.5 * (total - max(0.0, 2.0 * float(told.uu[2]) - total * total) ** 0.5))
+
+
+class WeightInASpanningCluster(AbstractSpanning):
+    """Gets the sum over a cluster of six of which one person alone has a weight."""
+
+    keys = ()
+    extra = {**AbstractSpanning.extra, "weights": "weight"}  # noqa: RUF012 - read only
+    claimed = ("few",)
+
+    def columns(self) -> Columns:
+        columns = super().columns()
+        return {**columns, "weight": np.where((columns["family"] == "few") & (PERSON != ROW), 0.0, 1.0)}
+
+    def run(self, victim: Victim) -> float:
+        (part,) = self.sums(victim).spanning
+        return float(part.u[1])
+
+
 class CountedLeaver(AbstractOverTime):
     """Counts who is at risk by period, because a covariate over time may be missing."""
 
@@ -287,6 +359,8 @@ class VoidRound(AbstractStudyAttack):
 ATTACKS: tuple[AbstractAttack, ...] = (
     PaddedCluster(),
     PaddedStratum(),
+    RestOfClusters(),
+    LoneAmongSpanning(),
     CountedLeaver(),
     VoidRound(),
 )
@@ -296,4 +370,5 @@ WORKING: tuple[AbstractAttack, ...] = (  # the default policy does not stop thes
     SumLessTable(),
     OutlierInATable(),
     WeightInABin(),
+    WeightInASpanningCluster(),
 )

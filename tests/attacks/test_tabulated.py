@@ -12,7 +12,7 @@ from tests.attacks.combinations import PERSON
 from tests.attacks.invented import ROW, closing
 from tests.attacks.settings import RefusedBySiloError, Setting
 from tests.attacks.small import Columns
-from tests.attacks.tabulated import CountedLeaver, PaddedCluster, PaddedStratum, VoidRound
+from tests.attacks.tabulated import CountedLeaver, LoneAmongSpanning, PaddedCluster, PaddedStratum, VoidRound
 
 
 class Clusters:
@@ -59,6 +59,15 @@ class Weighted(PaddedCluster):
         return {**super().columns(), "family": (ROW // 4).astype(str), "weight": weight}
 
 
+class Spanning(LoneAmongSpanning):
+    """Five clusters of six people are in other silos too, ten of three are not."""
+
+    def family(self) -> np.ndarray:
+        return np.where(ROW < 30, ROW % 5, 10 + ROW % 10).astype(str)
+
+    claimed = tuple("01234")
+
+
 class Stratified(PaddedStratum):
     """Many clusters, half of which are in both strata."""
 
@@ -95,6 +104,11 @@ class ManyHigh(VoidRound):
 def test_honest_studies_are_answered(kind: type, setting: Setting) -> None:
     attack = kind()
     attack.setting = setting
+    attack.run(attack.victim(attack.keeper(attack.guarded())))
+
+
+def test_an_honest_study_of_clusters_that_span_silos_is_answered() -> None:
+    attack = Spanning()
     attack.run(attack.victim(attack.keeper(attack.guarded())))
 
 
