@@ -15,10 +15,10 @@ from fedtmle.protocol.query import MomentsQuery
 from fedtmle.targets.effects.balance import BalanceBins
 from fedtmle.targets.effects.moments import ClosingLayout, ClosingSums
 from fedtmle.targets.effects.prepare import ArmResponse, cluster_digest
-from fedtmle.targets.effects.statistics import CalibrationBins, PredictionErrors
+from fedtmle.targets.effects.statistics import CalibrationBins, PredictionErrors, PropensityBins
 from tests.attacks.base import AbstractAttack, Victim
 from tests.attacks.combinations import PERSON
-from tests.attacks.followup import asked
+from tests.attacks.followup import asked, counts
 from tests.attacks.invented import ROW, AbstractInvented, LoneCluster, closing
 from tests.attacks.over_time import AbstractOverTime, sums_of, until
 from tests.attacks.settings import Server
@@ -107,6 +107,38 @@ class SumLessTable(AbstractInvented):
 
     def works(self, learned: float) -> bool:
         return bool(abs(learned - self.columns()["a"][PERSON]) < 1e-9)
+
+
+class HistogramLessTable(SumLessTable):
+    """Does the same with rounded sums: a histogram of propensity scores counts those in the column."""
+
+    extra = {  # noqa: RUF012 - read only
+        **SumLessTable.extra,
+        "outcome_model": ft.GLM("smoker:w"),
+        "algorithm": ft.OneStep(),
+        "sums": "rounded",
+    }
+
+    def common(self) -> Columns:
+        smokers = ROW % 20 < 8
+        arm = np.where(smokers, ROW % 20 < 6, ROW % 3 == 0) * 1  # so that scores are above 1/2 for smokers
+        return {**super().common(), "smoker": smokers * 1.0, "a": arm}
+
+    def columns(self) -> Columns:
+        return {**self.common(), "hiv": super().columns()["hiv"]}
+
+    def run(self, victim: Victim) -> float:
+        server, answer = self.server(victim)
+        while not any(
+            isinstance(getattr(query, "bins", None), BalanceBins) for query in server.query.members
+        ):
+            answer = server.go_on(answer)
+        table, by_covariate = binned(server, answer, BalanceBins)
+        place = [covariate.name for covariate in table.covariates].index("smoker")
+        _, told = asked(server, answer, PropensityBins)
+        counted = [sum(above[6:]) for above in counts(told)]  # of those above 1/2, by arm
+        more = [count - sums[0] for count, sums in zip(counted, by_covariate[place], strict=True)]
+        return float(np.argmax(more))
 
 
 class OutlierInATable(AbstractInvented):
@@ -246,7 +278,7 @@ class AbstractSpanning(LoneCluster):
 class RestOfClusters(AbstractSpanning):
     """Says that all clusters but one person's are in other silos too, and subtracts their sums."""
 
-    keys = ("min_cell",)
+    keys = ("min_cell", "min_people")
 
     def family(self) -> np.ndarray:
         family = super().family()
@@ -368,6 +400,7 @@ WORKING: tuple[AbstractAttack, ...] = (  # the default policy does not stop thes
     PredictionOfOne(),
     ErrorOfOne(),
     SumLessTable(),
+    HistogramLessTable(),
     OutlierInATable(),
     WeightInABin(),
     WeightInASpanningCluster(),
