@@ -14,13 +14,14 @@ from fedtmle.protocol.clusters import ClustersQuery
 from fedtmle.protocol.query import MomentsQuery
 from fedtmle.targets.effects.balance import BalanceBins
 from fedtmle.targets.effects.moments import ClosingLayout, ClosingSums
-from fedtmle.targets.effects.prepare import ArmResponse, cluster_digest
+from fedtmle.targets.effects.prepare import ArmResponse, WithoutFold, cluster_digest
 from fedtmle.targets.effects.statistics import CalibrationBins, PredictionErrors, PropensityBins
 from tests.attacks.base import AbstractAttack, Victim
 from tests.attacks.combinations import PERSON
+from tests.attacks.differences import FOLDS
 from tests.attacks.followup import asked, counts
 from tests.attacks.invented import ROW, AbstractInvented, LoneCluster, closing
-from tests.attacks.over_time import AbstractOverTime, sums_of, until
+from tests.attacks.over_time import AbstractOverTime, first_sums, sums_of, until
 from tests.attacks.settings import Server
 from tests.attacks.small import AbstractStudyAttack, Columns
 from tests.declare import declare
@@ -245,6 +246,36 @@ class PaddedStratum(LoneCluster):
         return bool(abs(learned - true) < 1e-6)
 
 
+class WeightInAFold(AbstractInvented):
+    """Cross-fits with weights that are zero for all but one person of a fold, and subtracts the fits."""
+
+    yields = "the arm of the one person who has a weight in a fold"
+    extra = {  # noqa: RUF012 - read only
+        "treatment_model": ft.GLM("1"),
+        "folds": FOLDS.count,
+        "weights": "weight",
+    }
+    fold = FOLDS._draw(ROW)
+
+    def common(self) -> Columns:
+        return {**super().common(), "weight": np.where(self.fold == self.fold[PERSON], 0.0, 1.0)}
+
+    def columns(self) -> Columns:
+        return {**super().columns(), "weight": np.where(ROW == PERSON, 1.0, self.common()["weight"])}
+
+    def run(self, victim: Victim) -> bool:
+        without = {}
+        for query, sums in first_sums(*self.server(victim), WithoutFold):
+            model = query.problem
+            if isinstance(model.response.response, ArmResponse):
+                without[model.response.fold] = sums[0] * 2.0 ** model.scales[0]
+        within = sum(without.values()) / (FOLDS.count - 1) - without[int(self.fold[PERSON])]
+        return bool(within < 0.0)  # 1/2 less the arm, times the weight
+
+    def works(self, learned: bool) -> bool:
+        return learned == bool(self.columns()["a"][PERSON])
+
+
 class AbstractSpanning(LoneCluster):
     """On clusters that may be in several silos: the server says which are, and gets the sums over each."""
 
@@ -391,6 +422,7 @@ class VoidRound(AbstractStudyAttack):
 ATTACKS: tuple[AbstractAttack, ...] = (
     PaddedCluster(),
     PaddedStratum(),
+    WeightInAFold(),
     RestOfClusters(),
     LoneAmongSpanning(),
     CountedLeaver(),
