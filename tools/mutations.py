@@ -440,6 +440,33 @@ MUTATIONS: tuple[Mutation, ...] = (
         ),
     ),
     *_many(
+        "protocol/masked.py",
+        "tests/protocol/test_looks.py",
+        (
+            "sums over periods need no gains",
+            "if self.subject.is_summed:\n            return True",
+            "if False:\n            return True",
+        ),
+    ),
+    *_many(
+        "protocol/masked.py",
+        "tests/protocol/test_shown.py",
+        ("one silo may show a part alone", "return disclosing >= enough and", "return disclosing >= 1 and"),
+        ("one silo may hide a part alone", "(others == 0 or others >= enough)", "True"),
+        (
+            "nobody leaves out what too few show",
+            "self.query.hiding(hidden) if hidden else",
+            "self.query if hidden else",
+        ),
+    ),
+    *_many(
+        "protocol/bins.py",
+        "tests/protocol/test_bins.py",
+        ("the complement of a level is shown", "if min(hidden) >= floor:", "if min(hidden) >= 0:"),
+        ("what all leave out is shown", "bin_ is not None and first + b in self.hidden", "False"),
+        ("who leaves in a hidden bin is lost", "kept[last] = _joined(before, bin_)", "kept[last] = before"),
+    ),
+    *_many(
         "model/leverage.py",
         "tests/model/test_leverage.py",
         (

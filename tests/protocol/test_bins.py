@@ -295,3 +295,71 @@ def test_what_forecasts_tell_costs_one_bit() -> None:
     x_steps = [(cell[0] << 8) - cell[1] for cell in cells]
     expected += golomb_length([-step for step in x_steps], golomb_order([-step for step in x_steps])) + 6
     assert out.finish().length == orders + expected
+
+
+hidden_later = Premise("a bin that is hidden was shown after the first", at_least=0.3)
+
+
+@hidden_later
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 9), min_size=5, max_size=5), st.sets(st.integers(0, 3)), st.integers(0, 3))
+def test_numbers_left_are_right_where_all_silos_show_them(
+    counts: list[int], hidden: set[int], floor: int
+) -> None:
+    """A bin that no silo is to show is counted with an earlier one."""
+    rows = silo([b for b, count in enumerate(counts) for _ in range(count)], [1.0] * sum(counts))
+    (shown,) = answered(rows, floor, LEAVERS)
+    (kept,) = answered(rows, floor, LEAVERS.hiding(hidden))
+    assert [cell is not None for cell in kept] == [
+        cell is not None and k not in hidden and 0 not in hidden for k, cell in enumerate(shown)
+    ]
+    taken = [[0 if cell is None else cell.count for cell in cells] for cells in (shown, kept)]
+    hidden_later.holds(any(k and shown[k] for k in hidden))
+    for k, cell in enumerate(kept):
+        assert cell is None or sum(taken[1][k:]) == sum(taken[0][k:])
+
+
+@dataclass(frozen=True)
+class Levels(AbstractBins[Any]):
+    """The levels of a category, each a group with one bin for each of two arms."""
+
+    levels: int
+
+    label = "levels"
+    exponents = (0,)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return (2,) * self.levels
+
+    @property
+    def partitions(self) -> tuple[tuple[int, ...], ...]:
+        return (tuple(range(self.levels)),)
+
+    def groups(self, piece: Any) -> list[Group]:
+        arm, level = piece.bins, piece.values
+        indicators = [(level == k).astype(float) for k in range(self.levels)]
+        return [Group(bins=arm, values=x[None], sensitive=x) for x in indicators]
+
+
+complemented = Premise("some levels are hidden and some are shown", at_least=0.2)
+
+
+@complemented
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 12), st.integers(0, 12)), min_size=3, max_size=5), st.integers(2, 6))
+def test_hidden_levels_have_enough_people_together_in_each_arm(
+    counts: list[tuple[int, int]], floor: int
+) -> None:
+    """Their number is what the arm has beyond the levels that are shown."""
+    arm = np.array([a for own in counts for a in (0, 1) for _ in range(own[a])], dtype=np.uint8)
+    level = np.array([k for k, own in enumerate(counts) for _ in range(sum(own))], dtype=float)
+    rows = SimpleNamespace(evaluate=lambda work: work(Piece(arm, level, is_shared=True)))
+    told = answered(rows, floor, BinsQuery(bins=Levels(len(counts)), n=200))
+    hidden = [own for own, cells in zip(counts, told, strict=True) if None in cells]
+    complemented.holds(0 < len(hidden) < len(counts))
+    if 0 < len(hidden) < len(counts):
+        assert min(sum(own[a] for own in hidden) for a in (0, 1)) >= floor
+    unit = 2 ** BinsQuery(bins=Levels(3), n=200)._shifts[0]
+    for own, cells in zip(counts, told, strict=True):
+        assert None in cells or tuple(cell.units[0] for cell in cells if cell) == tuple(n * unit for n in own)

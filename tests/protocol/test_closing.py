@@ -26,13 +26,13 @@ from fedtmle.protocol.masked import (
     PeopleQuery,
     PooledLevels,
     SharesQuery,
+    ShownQuery,
 )
 from fedtmle.protocol.messages import Ask, Payload
 from fedtmle.protocol.outcome import Targeted
 from fedtmle.protocol.plan import Member, Plan
 from fedtmle.protocol.policy import UNGUARDED, Policy
 from fedtmle.protocol.query import VOID, DisclosedColumns, JointQuery, Local, MomentsQuery, Phase, Query
-from fedtmle.protocol.shown import ShownQuery
 from fedtmle.protocol.subjects import ClosingRows
 from fedtmle.runtime.certificate import heard_rounds, replay
 from fedtmle.runtime.records import Keeper

@@ -431,6 +431,15 @@ def five() -> dict[str, Any]:
     return cohort(5, (60,) * 5, 0.0)
 
 
+def test_sums_over_periods_are_bounded_in_every_direction(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five silos of 200 with 16 columns are not crowded, but few people leave in each period."""
+    plan, rows = refusals.study("8 periods, hazard 3.0 %, and w by period, 5 silos of 200", 4)
+    under = refusals.masked(plan)
+    assert run_honest(under, rows) == ("finished", "")
+    monkeypatch.setattr(PooledGram, "is_crowded", False)
+    assert run_honest(under, rows) == ("refused", "min_people")
+
+
 def test_own_rows_do_not_stand_in_for_those_of_all_silos(monkeypatch: pytest.MonkeyPatch) -> None:
     """In this study of raw costs one person has 0.53 of a combination over all silos, 0.83 at no silo."""
     plan, rows = refusals.study("raw costs, 5 silos of 100", 8)

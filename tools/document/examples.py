@@ -22,9 +22,10 @@ from fedtmle.protocol.clusters import Clusters
 from fedtmle.protocol.coded import SiloCurvature
 from fedtmle.protocol.codes import encode
 from fedtmle.protocol.fits import FitAnswer, FitOutcome, SwitchAnswer
-from fedtmle.protocol.masked import AbstractLook
+from fedtmle.protocol.masked import AbstractLook, GainsQuery, ShownQuery
 from fedtmle.protocol.masks import MaskKey
 from fedtmle.protocol.plan import Follower, Member, roster
+from fedtmle.protocol.policy import Policy
 from fedtmle.protocol.query import AbstractQuery, Query
 from fedtmle.protocol.sites import OwnEstimate
 from fedtmle.runtime import silo
@@ -134,18 +135,18 @@ def _times() -> tuple[ft.Study, dict[str, dict[str, NDArray[Any]]]]:
 
 
 def _looks() -> dict[str, Example]:
-    """Return the rounds before the first answer of masked studies, one with few people to a column."""
+    """Return the first rounds in which silos of masked studies look, one with few people to a column."""
     everyone, south = _silos().values()
     few = {
         name: {column: values[:9] for column, values in own.items()}
         for name, own in zip((SILO, "south", "west", "east"), (everyone, south) * 2, strict=True)
     }
-    return _looks_at(few) | _looks_at(
-        dict(zip((SILO, "south", "west"), (everyone, south, everyone), strict=True))
-    )
+    three = dict(zip((SILO, "south", "west"), (everyone, south, everyone), strict=True))
+    return _looks_at(few, GainsQuery) | _looks_at(three, ShownQuery)
 
 
-def _looks_at(silos: dict[str, dict[str, NDArray[Any]]]) -> dict[str, Example]:
+def _looks_at(silos: dict[str, dict[str, NDArray[Any]]], last: type[AbstractLook]) -> dict[str, Example]:
+    """Return the first look of each kind, up to the ``last``."""
     study = ft.Study(
         target=ft.ATE(outcome="y", treatment="a"),
         outcome_model=ft.GLM("C(a) + x"),
@@ -159,11 +160,13 @@ def _looks_at(silos: dict[str, dict[str, NDArray[Any]]]) -> dict[str, Example]:
     local = {name: LocalRows(name, plan.program.at(name, tables[name]), n) for name, n in sizes.items()}
     follower = Follower(plan, sum(sizes.values()))
     found: dict[str, Example] = {}
-    while isinstance(follower.query, AbstractLook):
+    few = Policy().min_cell
+    while last.__name__ not in found:
         query = follower.query
-        answers = {name: query.answer(rows) for name, rows in local.items()}
-        found.setdefault(type(query).__name__, Example([query], answers[SILO]))
-        follower.hear(follower.pool(answers, {}))
+        answers = {name: query.suppress(query.answer(rows), lambda _: few) for name, rows in local.items()}
+        if isinstance(query, AbstractLook):
+            found.setdefault(type(query).__name__, Example([query], answers[SILO]))
+        follower.hear(follower.pool(answers, sizes))
     return found
 
 

@@ -128,10 +128,15 @@ RISKS = {
         "disclosed. They bound what a curious silo learns by subtracting its own rows."
     ),
     "GainsQuery": (
-        "In a masked study of four or five silos with fewer than ten people to a column: a rounded matrix of "
-        "the squares of your silo's shares of a model's sums. Only its total is disclosed: how unevenly the "
-        "rows lie among the silos. Your silo refuses before if one person has more than 1/`min_pooled` of a "
-        "combination."
+        "In a masked study of four or five silos with fewer than ten people to a column, or of sums over "
+        "periods: a rounded matrix of the squares of your silo's shares of a model's sums. Only its total is "
+        "disclosed: how unevenly the rows lie among the silos. Your silo refuses before if one person has "
+        "more than 1/`min_pooled` of a combination."
+    ),
+    "ShownQuery": (
+        "In a masked study alone: one bit for each part of the next answer that your silo may leave out, "
+        "such as a bin or a covariate by arm. Only the numbers of silos are disclosed. If too few would "
+        "disclose a part, or too few would not, all silos leave it out."
     ),
     "FitQuery": (
         "Your silo's own fit, on a fine public grid, at each update: it tells how your silo differs "

@@ -40,6 +40,9 @@ nearby point S - S_j shrinks by no more than the factor by which S is taken to h
 holds there. If few people to a column remain, r proves too little, because it is the share in the worst
 combination: four or five silos then also add up by how much each makes shares grow, in all directions
 (`masked.PooledGram.spaces_without_one`).
+
+**Parts that silos may leave out**, such as a bin of few people, are asked for where no silo alone would
+disclose or leave them out (`masked.ShownQuery`).
 """
 
 from __future__ import annotations
@@ -67,9 +70,9 @@ from fedtmle.protocol.masked import (
     PooledGram,
     PooledLevels,
     SharesQuery,
+    ShownQuery,
 )
 from fedtmle.protocol.query import VOID, Evaluation, Flow, Local, Model, Phase, Query
-from fedtmle.protocol.shown import ShownQuery
 from fedtmle.protocol.subjects import (
     AbstractSubject,
     ClosingRows,
