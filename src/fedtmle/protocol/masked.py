@@ -25,7 +25,7 @@ from fedtmle.model.exact import cholesky, column_shifts, congruence, invert_lowe
 from fedtmle.model.kernels import column_sums
 from fedtmle.model.leverage import AMBIGUOUS, PersonRows, Pieces, RowSpace, largest_leverage
 from fedtmle.model.types import Array, packed_size, unpack, upper_pairs
-from fedtmle.protocol.codes import BitReader, Bits, BitWriter, Golomb, Integers, Parts, encode
+from fedtmle.protocol.codes import AbstractCode, BitReader, Bits, BitWriter, Golomb, Integers, Parts, encode
 from fedtmle.protocol.masks import CHECK_BITS, Lane, Masked, Packing
 from fedtmle.protocol.query import VOID, AbstractTotals, Evaluation, Local, Phase, Query
 from fedtmle.protocol.subjects import AbstractSubject, ClosingRows
@@ -171,6 +171,10 @@ class AbstractLook(AbstractTotals[Integers, Integers]):
     """Integers that silos of a group add up under masks, and never send unmasked."""
 
     needs_masks = True
+
+    @property
+    def pooled_code(self) -> AbstractCode[Integers]:
+        return self.answer_code
 
     def addends(self, answer: Integers, n_rows: int) -> Integers:
         return answer
@@ -675,10 +679,6 @@ class SharesQuery(AbstractLook):
     def answer_code(self) -> Golomb:
         return Golomb(blocks=(len(RESTS),) * len(self.grams))
 
-    @property
-    def pooled_code(self) -> Golomb:
-        return self.answer_code
-
     @cached_property
     def lanes(self) -> tuple[Lane, ...]:
         return (Lane(self.silos),) * self.answer_code.numbers
@@ -710,10 +710,6 @@ class GainsQuery(AbstractLook):
     @property
     def answer_code(self) -> Golomb:
         return Golomb(blocks=tuple(packed_size(W.shape[1]) for W in self._metrics))
-
-    @property
-    def pooled_code(self) -> Golomb:
-        return self.answer_code
 
     @cached_property
     def _metrics(self) -> tuple[Array, ...]:
@@ -769,10 +765,6 @@ class ShownQuery(AbstractLook):
     @property
     def answer_code(self) -> Golomb:
         return Golomb(blocks=tuple(member.hideable for member in self.asks_about))
-
-    @property
-    def pooled_code(self) -> Golomb:
-        return self.answer_code
 
     @property
     def lanes(self) -> tuple[Lane, ...]:
