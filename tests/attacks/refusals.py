@@ -509,8 +509,8 @@ Why studies are refused wrongly:
   four or five silos also add up squares of their shares, which bound what remains in every direction. Before,
   17 of the 100 studies with a hazard of 3 % and w by period were refused. With 40 covariates in five silos
   of 100 the bound is 1.4 times the largest share over all silos, where shares alone prove 2.4 to 2.8 times,
-  and the truth is 1.15 times. Before that was done, all 25 of these studies were refused. Three silos cannot add
-  up squares: one of them would learn the matrices of the other two, up to signs.
+  and the truth is 1.15 times. Before that was done, all 25 of these studies were refused. Three silos cannot
+  add up squares: one of them would learn the matrices of the other two, up to signs.
 * **Looks are rounded**, by up to a person's share in small studies. If 2 % have the outcome, a silo of 200
   often has one event in an arm, and that person is nearly all of an arm's residuals there. A look shows that
   all silos together have enough, unless there are only some four or five events in an arm.
