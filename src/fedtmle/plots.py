@@ -58,33 +58,50 @@ def forest(result: AnyResult, *, estimand: str | None = None, ax: Axes | None = 
 
 
 def trajectory(result: AnyResult, *, what: str = "residual", ax: Axes | None = None) -> Axes:
-    """Draw the norm of the pooled gradient by round with the tolerance, or the loss if ``what`` is "loss"."""
+    """Draw the norm of the pooled gradient by round with the tolerance, or the loss if ``what`` is "loss".
+
+    A norm of zero has a triangle at the foot of the log axis.
+    """
     if what not in ("residual", "loss"):
         raise InputError(f"what: expected 'residual' or 'loss', not {what!r}")
     data = series.path(document_of(result))
-    values = data.norm if what == "residual" else data.loss
-    known = [(r, v) for r, v in zip(data.rounds, values or (), strict=False) if v is not None]
+    losses = zip(data.rounds, data.loss or (), strict=False)
+    known = data.known if what == "residual" else [(r, v) for r, v in losses if v is not None]
     if not known:
         raise InputError(
             f"trajectory: this run does not know its {what}; for the loss, run with observe=True"
         )
     ax = ax or _axes()
-    ax.plot(
-        *zip(*known, strict=True),
-        marker="o" if len(known) <= 200 else "",
-        markersize=4,
-        color=COLOURS["silo"],
-    )
     if what == "residual":
-        ax.set_yscale("log")
-        if data.tolerance is not None:
-            ax.axhline(data.tolerance, color=WARN, linestyle="--", label=f"tolerance {data.tolerance:.2g}")
-            ax.legend(frameon=False)
+        _draw_norms(data, ax)
+    else:
+        _draw_path(known, ax)
+    ax.locator_params(axis="x", integer=True)
     ax.set_xlabel("round of targeting")
     ax.set_ylabel(
         "norm of the pooled gradient" if what == "residual" else "pooled loss, less its first value"
     )
     return ax
+
+
+def _draw_path(points: Sequence[tuple[int, float]], ax: Axes) -> None:
+    marker = "o" if len(points) <= 200 else ""
+    ax.plot(*zip(*points, strict=True), marker=marker, markersize=4, color=COLOURS["silo"])
+
+
+def _draw_norms(data: series.Path, ax: Axes) -> None:
+    """Draw the norms by round on a log axis, with zeros at its foot, and the tolerance."""
+    ax.set_yscale("log")
+    foot = min((v for v in (*data.norm, data.tolerance) if v), default=1.0) / 10
+    _draw_path([(r, v or foot) for r, v in data.known], ax)
+    if data.tolerance is not None:
+        ax.axhline(data.tolerance, color=WARN, linestyle="--", label=f"tolerance {data.tolerance:.2g}")
+    if data.zeros:
+        ax.set_ylim(bottom=foot)
+        marks = [foot] * len(data.zeros)
+        ax.plot(data.zeros, marks, "v", color=COLOURS["silo"], markersize=8, clip_on=False, label=series.ZERO)
+    if data.zeros or data.tolerance is not None:
+        ax.legend(frameon=False)
 
 
 def bits(result: AnyResult, *, ax: Axes | None = None) -> Axes:

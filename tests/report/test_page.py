@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from html import unescape
 from pathlib import Path
@@ -57,6 +58,22 @@ def test_the_page_holds_what_the_issue_lists() -> None:
         assert value in text
     for phase in document["account"]["rounds"]:
         assert ("models" if phase == "nuisance" else phase) in text
+
+
+def test_a_norm_of_zero_is_a_triangle_below_the_tolerance() -> None:
+    document = copy.deepcopy(result().document)
+    assert "triangle" not in render(document)
+    point = document["trajectory"]["points"][-1]
+    point["gradient_norm"] = 0.0
+    page = render(document)
+    figure = page.split('<figure id="trajectory">')[1].split("</figure>")[0]
+    told = f"<title>round {point['round']}: 0 to the grid&#x27;s rounding</title>"
+    marks = re.findall(r'<path class="dot residual" d="M\S+ (\S+?)h[^"]*">' + re.escape(told), figure)
+    lines = [float(y) for y in re.findall(r'class="tolerance"[^>]* y1="([^"]+)"', figure)]
+    assert len(marks) == len(lines) == 2  # for a wide and for a narrow screen
+    assert all(float(mark) > line for mark, line in zip(marks, lines, strict=True))
+    assert "triangle: 0 to the grid's rounding)" in words(figure)
+    assert f"in {len(document['trajectory']['points'])} rounds" in words(figure)
 
 
 def test_a_saved_result_gives_the_same_page(tmp_path: Path) -> None:

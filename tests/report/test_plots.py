@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -56,6 +57,17 @@ def test_trajectory_has_the_tolerance() -> None:
     assert len(loss.lines[0].get_xdata()) == len(kept.document["trajectory"]["points"])
     with pytest.raises(InputError, match="observe"):
         ft.plots.trajectory(result(), what="loss")
+
+
+def test_norms_of_zero_are_drawn_at_the_foot_of_the_axis() -> None:
+    document = copy.deepcopy(result().document)
+    points = document["trajectory"]["points"]
+    points[-1]["gradient_norm"] = 0.0
+    ax: Any = ft.plots.trajectory(document)
+    path, tolerance, zeros = ax.lines
+    assert zeros.get_xdata().tolist() == [points[-1]["round"]]
+    assert zeros.get_ydata()[0] == path.get_ydata()[-1] == ax.get_ylim()[0] < tolerance.get_ydata()[0]
+    assert [text.get_text() for text in ax.get_legend().get_texts()][-1] == "0 to the grid's rounding"
 
 
 def test_bits_overlap_and_heterogeneity() -> None:

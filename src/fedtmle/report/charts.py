@@ -9,7 +9,16 @@ from html import escape
 from itertools import pairwise
 
 from fedtmle.layout import element, partial, phase_name, text
-from fedtmle.report.series import BitsByRound, CohortOverlap, Forest, Interval, Path, Probabilities, Spread
+from fedtmle.report.series import (
+    ZERO,
+    BitsByRound,
+    CohortOverlap,
+    Forest,
+    Interval,
+    Path,
+    Probabilities,
+    Spread,
+)
 
 # Drawing: a canvas of SVG elements, scales from data to pixels, and round numbers for axes.
 
@@ -104,6 +113,14 @@ class Canvas:
         shape = f'<path class="{style}" d="{d}"'
         self.items.append(
             f"{shape}><title>{escape(description)}</title></path>" if description else f"{shape}/>"
+        )
+
+    def triangle(self, x: float, y: float, radius: float, style: str, description: str) -> None:
+        """Draw a triangle that points down."""
+        self.path(
+            f"M{x - radius:.1f} {y - radius:.1f}h{2 * radius:.1f}L{x:.1f} {y + radius:.1f}z",
+            style,
+            description,
         )
 
     def curve(self, points: Sequence[tuple[float, float]], style: str) -> None:
@@ -221,7 +238,10 @@ def _interval(
 
 
 def trajectory(data: Path) -> Draw:
-    """Draw the norm of the pooled gradient by round on a log axis, with the tolerance; the loss below."""
+    """Draw the norm of the pooled gradient by round on a log axis, with the tolerance; the loss below.
+
+    A norm of zero has a triangle at the foot of the axis.
+    """
 
     def draw(width: float) -> Canvas:
         left, right, top, middle = 52.0, width - 10, 24.0, 210.0
@@ -229,25 +249,31 @@ def trajectory(data: Path) -> Draw:
         bottom = middle + (150.0 if loss else 0.0)
         canvas = Canvas(width, bottom + 42)
         x = linear(min(data.rounds), max(data.rounds), left, right)
-        shown = [(r, v) for r, v in zip(data.rounds, data.norm, strict=True) if v]
-        values = [v for _, v in shown] + ([data.tolerance] if data.tolerance else [])
+        values = [v for v in (*data.norm, data.tolerance) if v]
         low, high = min(values) / 1.5, max(values) * 1.5
-        y = logarithmic(low, high, middle, top)
+        y = logarithmic(low, high, middle - (ROW if data.zeros else 0.0), top)
         marks = [mark for mark in ticks(min(data.rounds), max(data.rounds), 6) if mark == int(mark)]
         x_axis(canvas, x, marks, top, bottom)
         for value in log_ticks(low, high):
             canvas.line(left, y(value), right, y(value), "grid")
             canvas.text(left - 6, y(value) + 4, label(value), "tick", "end")
+        if data.zeros:
+            canvas.line(left, middle, right, middle, "grid")
+            canvas.text(left - 6, middle + 4, "0", "tick", "end")
         canvas.text(0, 14, "norm of the pooled gradient", "axis")
         if data.tolerance:
             canvas.line(left, y(data.tolerance), right, y(data.tolerance), "tolerance")
             canvas.text(left + 4, y(data.tolerance) - 5, f"tolerance {data.tolerance:.2g}", "warn")
-        canvas.curve([(x(r), y(v)) for r, v in shown], "curve residual")
+        shown = [(r, v, y(v) if v else middle) for r, v in data.known]
+        canvas.curve([(x(r), height) for r, _, height in shown], "curve residual")
         origins = {r for r, at in zip(data.rounds, data.at_origin, strict=True) if at}
         if len(shown) <= 200:
-            for r, v in shown:
+            for r, v, height in shown:
                 style = "dot residual" if r in origins else "dot step"
-                canvas.circle(x(r), y(v), 3.0, style, f"round {r}: {v:.3g}")
+                if v:
+                    canvas.circle(x(r), height, 3.0, style, f"round {r}: {v:.3g}")
+                else:
+                    canvas.triangle(x(r), height, 5.0, style, f"round {r}: {ZERO}")
         if loss:
             _loss(canvas, loss, x, left, right, middle, bottom)
         canvas.text((left + right) / 2, bottom + 36, "round of targeting", "axis", "middle")

@@ -171,14 +171,15 @@ def exactness(document: Document) -> str:
     """Return the trajectory, what is proved and assumed, and the bounds of the theorems."""
     data = series.path(document)
     parts = []
-    known = [norm for norm in data.norm if norm]
-    if known:
+    if any(data.norm):
         tolerance = "" if data.tolerance is None else f"; the tolerance is {data.tolerance:.2g}"
-        ends = f"from {known[0]:.2g} to {known[-1]:.2g}"
-        description = f"Norm of the pooled gradient in {len(known)} rounds: {ends}{tolerance}."
-        title = (
-            "Residual by round, with the tolerance (filled: at the current fit; open: on the way to the next)"
+        first, last = (f"{norm:.2g}" if norm else series.ZERO for _, norm in (data.known[0], data.known[-1]))
+        description = (
+            f"Norm of the pooled gradient in {len(data.known)} rounds: from {first} to {last}{tolerance}."
         )
+        marks = "filled: at the current fit; open: on the way to the next"
+        marks += f"; triangle: {series.ZERO}" if data.zeros else ""
+        title = f"Residual by round, with the tolerance ({marks})"
         parts.append(
             charts.figure(charts.trajectory(data), title=title, description=description, key="trajectory")
         )

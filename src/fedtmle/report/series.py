@@ -339,6 +339,9 @@ def _interval(label: str, kind: str, row: Document, n: int | None) -> Interval |
     return Interval(label=label, kind=kind, estimate=estimate, low=low, high=high, n=n)
 
 
+ZERO = "0 to the grid's rounding"  # a norm of zero, in words
+
+
 @dataclass(frozen=True, kw_only=True)
 class Path:
     """The norm of the pooled gradient and, if known, the loss at each round of targeting.
@@ -352,6 +355,16 @@ class Path:
     at_origin: tuple[bool, ...]
     tolerance: float | None
     loss: tuple[float | None, ...] | None
+
+    @property
+    def known(self) -> list[tuple[int, float]]:
+        """The rounds whose norm the parties learned, with their norms."""
+        return [(r, v) for r, v in zip(self.rounds, self.norm, strict=True) if v is not None]
+
+    @property
+    def zeros(self) -> list[int]:
+        """The rounds whose norm is zero: the pooled sums, rounded to their grid, cancel."""
+        return [r for r, v in self.known if v == 0]
 
 
 def path(document: Document) -> Path:
