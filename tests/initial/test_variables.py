@@ -68,7 +68,8 @@ def test_the_plan_holds_every_word_of_it() -> None:
         ({"kind": "binary", "levels": ["a", "b", "c"]}, "has two, that of 0 first, or none"),
         ({"kind": "binary", "label": "two\nlines"}, "one line"),
         ({"kind": "binary", "unit": 3}, "expected text"),
-        ({"kind": "binary", "units": "mg"}, "units: there is no such key"),
+        ({"kind": "binary", "lable": "BMI"}, "lable: there is no such key; did you mean 'label'?"),
+        ({"kind": "binary", "molar": 180}, "molar: there is no such key; there are kind, label, "),
     ],
 )
 def test_a_mistake_names_the_variable_and_the_key(entry: dict[str, object], message: str) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Literal, final
 
+from fedtmle.defects import near
 from fedtmle.errors import InputError
 from fedtmle.initial.design import UNIT, Range
 
@@ -360,7 +361,8 @@ def read_variable(entry: object) -> Variable:
     known = {field.name for field in fields(Variable)}
     unknown = sorted(set(map(str, entry)) - known)
     if unknown:
-        raise InputError(f"{unknown[0]}: there is no such key; there are {', '.join(sorted(known))}")
+        hint = near(unknown[0], known) or f"; there are {', '.join(sorted(known))}"
+        raise InputError(f"{unknown[0]}: there is no such key{hint}")
     if "kind" not in entry:
         raise InputError(f"kind: this is missing; it is one of {', '.join(KINDS)}")
     return Variable(**dict(entry))  # the constructor checks every value
