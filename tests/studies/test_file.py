@@ -397,6 +397,14 @@ def test_mistakes_in_rules_and_inline_tables_have_lines(tmp_path: Path) -> None:
             ["[models.outcome]: the section is missing", "[silos]: list the silos", "[target]: the section"],
         ),
         ("[target]\nkind = 'ATE\n", ["2: not TOML: "]),
+        ("title = Smoking cessation\n", ['1: not TOML: text needs quotes, as in "Smoking cessation"']),
+        ("\n[target]\nkind = ATE  # the effect\n", ['3: not TOML: text needs quotes, as in "ATE"']),
+        (
+            "[variables]\na = {kind = category, levels = [no, yes]}\n",
+            ['2: not TOML: text needs quotes, as in "category"'],
+        ),
+        ("[options]\ndiagnostics = True\n", ["2: not TOML: write true in small letters"]),
+        ("[options]\ndiagnostics = \n", ["2: not TOML: Invalid value"]),
         ("target = 3\n[silos]\none = 'x.csv'\n[models.outcome]\nfamily='auto'", ["1: [target]: this is not"]),
         ("[target]\nkind = ['ATE']\n", ["2: [target] kind: is not known"]),
         ("[target.rules]\n[silos]\n", ["2: [silos]: list the silos", "[target] kind: is missing"]),
@@ -456,6 +464,11 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(StudyFileErrors, match="UTF-8"):
         read_study(tmp_path / "bytes.toml")
+    with pytest.raises(StudyFileErrors, match=r"this is a folder; give the file itself$"):
+        read_study(tmp_path)
+    study = write(tmp_path, base())
+    with pytest.raises(StudyFileErrors, match=re.escape(f"this is a folder; give the file itself: {study}")):
+        read_study(tmp_path)
 
 
 def test_lines_know_headers_dotted_quoted_and_repeated_keys() -> None:

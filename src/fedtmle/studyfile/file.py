@@ -120,12 +120,30 @@ def read_toml(path: Path) -> tuple[str, dict[str, Toml]]:
     except tomllib.TOMLDecodeError as error:
         at = re.search(r" \(at line (\d+), column \d+\)", str(error))
         line = int(at[1]) if at else len(text.splitlines())
-        message = f"not TOML: {re.sub(r' [(]at .*[)]', '', str(error))}"
+        message = f"not TOML: {_bare_text(text, error) or re.sub(r' [(]at .*[)]', '', str(error))}"
     except FileNotFoundError:
         message = "there is no such file"
     except (OSError, UnicodeDecodeError):
         message = "the file cannot be read; check its permissions and that it is UTF-8 text"
+        if path.is_dir():
+            inside = [str(each) for name in ("study.toml", "trial.toml") if (each := path / name).is_file()]
+            message = f"this is a folder; give the file itself{': ' if inside else ''}{' or '.join(inside)}"
     raise StudyFileErrors([Defect(file=str(path), line=line, message=message)])
+
+
+_BARE_TEXT = re.compile(r"[^\W\d][^,\]}#\"'=]*")
+
+
+def _bare_text(text: str, error: tomllib.TOMLDecodeError) -> str:
+    """Return how to write the value at which the parser stopped, if it is text without quotes, or ""."""
+    at = re.match(r"Invalid value \(at line (\d+), column (\d+)\)", str(error))
+    bare = at and _BARE_TEXT.match(text.split("\n")[int(at[1]) - 1], int(at[2]) - 1)
+    if not bare:
+        return ""
+    value = bare[0].strip()
+    if value.lower() in ("true", "false"):
+        return f"write {value.lower()} in small letters"
+    return f'text needs quotes, as in "{value}"'
 
 
 class _StudyReader:
