@@ -431,6 +431,29 @@ def test_validate_warns_of_data_that_two_silos_list(study: Path) -> None:
     assert warning["line"] == line
 
 
+def test_one_table_alone_runs_here_with_a_warning_and_a_silo_file_refuses(study: Path) -> None:
+    drafted = study.parent / "drafted"
+    table = study.parent / "table.csv"
+    public = (study.parent / "public.csv").read_text(encoding="utf-8").splitlines()
+    complete = [line.split(",", 1)[1] for line in public if not line.startswith(",")]  # without sbp_12
+    table.write_text("\n".join(complete), encoding="utf-8")
+    assert (
+        call("init", drafted, "--from", table, "--outcome", "sbp_0", "--treatment", "smoker").exit_code == 0
+    )
+    alone = drafted / "study.toml"
+    line = len(alone.read_text(encoding="utf-8").splitlines())
+    for command in ("validate", "run"):
+        result = call(command, alone)
+        assert result.exit_code == Exit.FINE, result.stderr
+        assert f"Warning: {alone}:{line}: only one silo is listed." in result.stderr
+        assert "fewer than 2 silos (min_silos)" in result.stderr
+    study.write_text(study.read_text(encoding="utf-8").replace('south = "south.toml"', ""), encoding="utf-8")
+    assert "asks for 2 silos (min_silos), and the study has 1" in call("validate", study).stderr
+    refused = call("run", study)
+    assert refused.exit_code == Exit.REFUSED
+    assert "only one silo" not in refused.stderr
+
+
 def test_a_formula_s_error_points_at_its_place_on_a_line_of_its_own(study: Path) -> None:
     text = study.read_text(encoding="utf-8")
     study.write_text(

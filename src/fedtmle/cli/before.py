@@ -47,8 +47,8 @@ def init(
         say("\n".join(["Written:", *(f"  {path}" for path in written)]))
         if table is not None:
             say(
-                "It is a draft: kinds are guesses, ranges come from this table's records, and the formulas\n"
-                "have every column. Edit it first; its head says how.\n"
+                "It is a draft: kinds are guesses, ranges come from this table's records, and the\n"
+                "formulas have every column. Edit it first; its head says how.\n"
                 f"Next:\n  fedtmle validate {study}"
             )
         else:

@@ -104,7 +104,7 @@ def run(
     from fedtmle.errors import RefusedError
     from fedtmle.studies.progress import each, following, live_progress
     from fedtmle.studies.run import run as run_study
-    from fedtmle.studies.validate import validate
+    from fedtmle.studies.validate import lone_table, validate
     from fedtmle.studyfile.file import StudyFileErrors, read_study, study_here
 
     written = {"--out": out, "--transcript": transcript, "--report": report, "--events": events}
@@ -138,6 +138,8 @@ def run(
                 transcript.write_bytes(folder.transcript.read_bytes())
             _conclude(last, out=out, transcript=transcript, report=report, as_json=as_json, quiet=quiet)
             return
+        for warning in lone_table(study, file.silos):
+            say(f"Warning: {warning}", err=True)
         with (
             live_progress(study.stem, quiet=quiet or as_json) as shown,
             following(events, study.stem, file.study, list(file.silos)) as log,

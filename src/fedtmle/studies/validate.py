@@ -32,6 +32,7 @@ from fedtmle.errors import DataError, FedTMLEError, InputError, RefusedError
 from fedtmle.model.table import AnyTable, StreamedTable, Table
 from fedtmle.programs.study import Study
 from fedtmle.protocol.looks import LookGroups
+from fedtmle.protocol.policy import Policy
 from fedtmle.studies.home import policy_of, session_policy
 from fedtmle.studies.preflight import differing_silos
 from fedtmle.studies.preview import obstacles
@@ -135,8 +136,27 @@ def validate(path: str | Path) -> Validation:
         schema=schema,
         tables=tables,
         defects=tuple(defects),
-        warnings=(*warnings, *_read_twice(Path(path), silos, files), *_at_edges(schema, _held(tables))),
+        warnings=(
+            *warnings,
+            *lone_table(Path(path), silos),
+            *_read_twice(Path(path), silos, files),
+            *_at_edges(schema, _held(tables)),
+        ),
     )
+
+
+def lone_table(study: Path, silos: Mapping[str, Path]) -> list[Defect]:
+    """Return a warning if the study has one silo that nobody refuses, because it has no silo file."""
+    if len(silos) != 1 or any(source.suffix.lower() == ".toml" for source in silos.values()):
+        return []
+    message = (
+        "only one silo is listed. This machine runs the study all the same, because a table without a silo "
+        f"file has no policy. A hospital refuses a study of fewer than {Policy().min_silos} silos "
+        "(min_silos)"
+    )
+    line = Lines(study.read_text(encoding="utf-8")).of(("silos", *silos))
+    fix = "list the others before the study is sent to hospitals"
+    return [Defect(message=message, fix=fix, file=str(study), line=line)]
 
 
 def _held(tables: Mapping[str, AnyTable | CountedTable]) -> dict[str, Table]:
