@@ -34,7 +34,7 @@ def test_demo_is_a_table_at_80_columns_that_agrees_with_the_pooled_study() -> No
     assert "77 have no IQ score" in " ".join(result.output.split())
     assert sum(line.startswith("hospital ") for line in lines) == 9
     text = " ".join(result.output.split())
-    for part in ("ATE by bound", "E-value", "robustness", "covariates that no hospital hides", "I2 ="):
+    for part in ("ATE by bound", "E-value", "robustness", "covariates that every hospital may show", "I2 ="):
         assert part in text
 
 

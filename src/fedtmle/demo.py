@@ -142,9 +142,9 @@ def _checks(document: Document) -> Iterator[str]:
         for key in ("differences", "weighted_differences")
     )
     yield from wrapped(
-        f"Balance of the {len(shown)} covariates that no hospital hides: the largest standardised difference "
-        f"is {before[0]:.2f} ({before[1]}), and {after[0]:.2f} ({after[1]}) with the weights. The report has "
-        "the others, the Love plot, participant flow and Table 1."
+        f"Balance of the {len(shown)} covariates that every hospital may show: the largest standardised "
+        f"difference is {before[0]:.2f} ({before[1]}), and {after[0]:.2f} ({after[1]}) with the weights. The "
+        "report has the others, the Love plot, participant flow and Table 1."
     )
 
 

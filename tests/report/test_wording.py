@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import html
 import re
 from typing import Any
 
@@ -81,3 +82,14 @@ def test_silos_that_stayed_away_are_counted(document: dict[str, Any]) -> None:
     changed["absent"] = {"east": "it was absent when the study opened"}
     joined = len(document["sizes"])
     assert f"{joined} of {joined + 1} silos" in render(changed)
+
+
+def test_two_arms_have_one_standardised_difference() -> None:
+    line = {"label": "Age", "mean": [60.0] * 3, "sd": [9.0] * 3, "difference": 0.1}
+    for arms, head in (("ab", "standardised difference"), ("abc", "largest standardised difference")):
+        table = emulation.table1(list(arms), ["9"] * len(arms), [line], "")
+        assert f">{head}<" in table
+
+
+def test_the_ladder_of_bounds_says_which_is_the_studys(document: dict[str, Any]) -> None:
+    assert f"bound {document['g_floor']:.3g} (the study's)" in html.unescape(render(document))

@@ -178,14 +178,15 @@ def table1(
     """Return a table of the characteristics by arm.
 
     Each of ``lines`` has a `label`, the `mean` and `sd` of every arm (without `sd`, the mean is a share;
-    without `mean`, the line is hidden), the largest standardised `difference` from the first arm, and whether
-    it is `constant`.
+    without `mean`, the line is hidden), the largest standardised `difference` from the first arm, which with
+    two arms is the only one, and whether it is `constant`.
     """
     rows = [[unit, *counts, ""]]
     for line in lines:
         difference = "-" if line["difference"] is None else f"{line['difference']:+.2f}"
         rows.append([str(line["label"]), *(_cell(line, k) for k in range(len(arms))), difference])
-    head = ["mean (sd) or share", *arms, "largest standardised difference"]
+    difference = "standardised difference" if len(arms) == 2 else "largest standardised difference"
+    head = ["mean (sd) or share", *arms, difference]
     return scrolling(table(head, rows), "Table 1", "prose") + text("p", note, class_="soft")
 
 

@@ -253,7 +253,7 @@ def _ladder(document: Document) -> str:
             ends = (row["estimate"], row["conf_low"], row["conf_high"])
             if None not in ends:
                 bound = f"bound {step['bound']:.3g}" if step["bound"] else "no bound"
-                rows.append((bound + (" (own)" if step is mine else ""), *ends))
+                rows.append((bound + (" (the study's)" if step is mine else ""), *ends))
         if not rows:
             continue
         title = f"{first['estimand']} over other bounds on the propensity score; the study's own is {own:.3g}"

@@ -68,21 +68,20 @@ def history(document: Document) -> Iterator[str]:
     if not terms or not terms["std_error"]:
         return
     total, error = terms["initial_bits"] + terms["history_bits"], terms["std_error"]
-    described = (
-        f"{total:,} bits of fitted numbers describe the run ({terms['initial_bits']:,} for the models)"
-    )
-    bound = (
-        f"{terms['process'] / error:.2g} standard errors times the relative error of the influence function"
-    )
-    if terms["envelope"] is not None:
-        bound += f", plus {terms['envelope'] / error:.2g} standard errors"
-    line = f"Finite-sample theory: {described}, for which the paper proves an error of at most {bound}."
-    parts = (terms["process"], terms["envelope"])
-    if None in parts or sum(parts) > error / 2:
-        line += (
-            " Like most such bounds it is too wide to be of use; the interval rests on large-sample theory."
+    process, envelope = terms["process"], terms["envelope"]
+    if envelope is None or process + envelope > error / 2:
+        size = "open in one term" if envelope is None else "a worst case, far wider than the interval"
+        yield (
+            "The interval rests on large-sample theory, not on the paper's finite-sample bound "
+            f"(thm:statistical): for the run's {total:,} bits of fitted numbers that is {size}. The result "
+            "has its terms."
         )
-    yield line
+    else:
+        yield (
+            f"The run's {total:,} bits of fitted numbers add an error of at most "
+            f"{process / error:.2g} standard errors times the relative error of the influence function, plus "
+            f"{envelope / error:.2g} standard errors (thm:statistical)."
+        )
     if document["uncovered"]:
         yield f"The theorem does not cover this study: {'; '.join(document['uncovered'])}."
 
