@@ -260,3 +260,15 @@ def test_a_signal_ends_the_view(path: Path, name: signal.Signals) -> None:
             assert server.wait(60) == 0
         finally:
             server.kill()
+
+
+def test_a_file_that_is_not_there_yet_is_said_to_be_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "later.jsonl"
+    command = [sys.executable, "-m", "fedtmle", "watch", str(path), "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:  # noqa: S603 - our own
+        try:
+            assert server.stdout is not None
+            assert "http://127.0.0.1:" in server.stdout.readline()
+            assert server.stdout.readline() == f"{path} does not exist yet; the view waits for it.\n"
+        finally:
+            server.kill()

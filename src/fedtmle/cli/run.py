@@ -328,6 +328,8 @@ def watch(
     if host not in LOOPBACK:
         say(f"Anyone who reaches {host} can see this view; it asks for no password.", err=True)
     line = f"Following {events} on {server.url}  (Ctrl-C ends the view, not the run)"
+    if not events.exists():
+        line += f"\n{events} does not exist yet; the view waits for it."
     serve_page(server, "" if quiet else line, server.url if open_page else None)
 
 
