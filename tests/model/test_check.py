@@ -205,6 +205,19 @@ def test_the_report_is_a_table_of_at_most_80_columns():
         assert all(check.name in str(report) for check in report.checks)
 
 
+def test_psi_of_one_coordinate_may_be_a_number():
+    number = replace(FINITE, psi=lambda masses: float(masses @ ATOMS))
+    check_problem(Tilt(), LAW, ROWS, finite=number).raise_if_failed()
+
+
+def test_psi_of_another_shape_is_blamed_and_not_the_eif():
+    wrong = replace(FINITE, psi=lambda masses: np.full(2, masses @ ATOMS))
+    report = check_problem(Tilt(), LAW, ROWS, finite=wrong)
+    assert failed(report) == FINITE_LAW
+    said = "psi of the FiniteLaw: return an array of shape (1,), not (2,)"
+    assert all(said in check.note for check in report.failures)
+
+
 def test_failures_raise_a_typed_error_that_lists_them():
     with pytest.raises(CheckFailedError, match="D is centred") as caught:
         check_tilt(Uncentred()).raise_if_failed()

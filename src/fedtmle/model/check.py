@@ -500,14 +500,24 @@ def _finite(case: Case[Law, Rows]) -> FiniteLaw[Law]:
     return case.finite
 
 
+def _psi_at(case: Case[Law, Rows], masses: Array) -> Array:
+    """Return the Psi of the `FiniteLaw`; of a target with one coordinate it may be a number."""
+    value = np.atleast_1d(np.asarray(_finite(case).psi(masses), dtype=np.float64))
+    if value.shape != (case.problem.dim,):
+        raise InputError(
+            f"psi of the FiniteLaw: return an array of shape {(case.problem.dim,)}, not {value.shape}"
+        )
+    return value
+
+
 def _finite_eif(case: Case[Law, Rows]) -> Array:
     finite = _finite(case)
-    return case.problem.eif(finite.law, case.problem.read(finite.support), finite.psi(finite.masses))
+    return case.problem.eif(finite.law, case.problem.read(finite.support), _psi_at(case, finite.masses))
 
 
 def _psi(case: Case[Law, Rows]) -> Iterator[Gap]:
     finite, problem = _finite(case), case.problem
-    expected = np.asarray(finite.psi(finite.masses))
+    expected = _psi_at(case, finite.masses)
     counts = [round(MASS * float(mass)) for mass in finite.masses]
 
     def moments(atom: int) -> Sums:
@@ -527,7 +537,7 @@ def _centred(case: Case[Law, Rows]) -> Iterator[Gap]:
 
 def _pathwise(case: Case[Law, Rows]) -> Iterator[Gap]:
     finite, eif = _finite(case), _finite_eif(case)
-    masses, psi, accuracy = finite.masses, finite.psi, case.problem.accuracy(finite.law)
+    masses, accuracy = finite.masses, case.problem.accuracy(finite.law)
     rng = np.random.default_rng(case.seed)
     for _ in range(8):
         score = rng.uniform(-1, 1, len(masses))
@@ -535,7 +545,7 @@ def _pathwise(case: Case[Law, Rows]) -> Iterator[Gap]:
         score /= 2 * np.abs(score).max()  # 1 + t score stays positive for |t| < 2
 
         def along(t: Array, score: Array = score) -> tuple[Array, float]:
-            value = np.asarray(psi(masses * (1 + t[0] * score)), dtype=np.float64)
+            value = _psi_at(case, masses * (1 + t[0] * score))
             return value, 2.0**-48 * float(np.abs(value).max())
 
         def derivative(_: Array, score: Array = score) -> tuple[Array, float]:

@@ -169,13 +169,14 @@ class FiniteLaw(Generic[Law]):
 
     ``support`` holds one row per atom, as `read` accepts it; ``masses`` their probabilities;
     ``law`` is p as the problem's law, and ``psi`` is Psi, written longhand, as a function of
-    any masses on the support.
+    any masses on the support. It returns an array with an entry for each coordinate, or a number if there is
+    one coordinate.
     """
 
     support: object
     masses: Array
     law: Law
-    psi: Callable[[Array], Array]
+    psi: Callable[[Array], Array | float]
 
 
 @dataclass(frozen=True)
