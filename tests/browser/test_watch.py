@@ -12,9 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from fedtmle.studies.progress import EventLog
 from tests.browser import gated_run
 from tests.browser.conftest import Page
 from tests.watch.sessions import run_with_ledger
+from tests.watch.test_events import START, round_report
 
 GATED = Path(__file__).with_name("gated_run.py")
 PATIENCE = 60.0  # seconds; only a broken view needs them
@@ -134,6 +136,25 @@ def test_the_page_outlives_its_server(page: Page, tmp_path: Path) -> None:
         assert eventually(lambda: "no run has started" in page.text("#status"))
     assert eventually(lambda: "does not answer" in page.text("#status"))
     page.complaints()  # a refused connection is logged by the browser itself
+
+
+def test_a_residual_of_zero_lies_at_the_foot_of_the_chart(page: Page, tmp_path: Path) -> None:
+    events = tmp_path / "run.jsonl"
+    log = EventLog(events)
+    log.start(**START)
+    for number, norm in enumerate((0.2, 1e-4, 0.0, 0.0), start=1):
+        log.round(round_report(number, norm))
+    log.close()
+    with watching(events) as url:
+        page.open(url, width=768)
+        assert eventually(lambda: page.text("#residual") == "0")
+        marks = page.ask("return [...document.querySelectorAll('#chart path.dot')].map(m => m.getBBox().y)")
+        line = page.ask("return document.querySelector('#chart .tolerance').getBBox().y")
+        assert isinstance(marks, list)
+        assert isinstance(line, float | int)
+        assert len(marks) == 2
+        assert min(marks) > line
+        assert page.complaints() == []
 
 
 def test_a_silos_owner_sees_what_was_sent(page: Page, tmp_path: Path) -> None:

@@ -100,6 +100,14 @@ def test_the_view_adds_up(log: EventLog, path: Path) -> None:
     assert {silo["status"] for silo in state["silos"]} == {"done"}
 
 
+def test_a_residual_of_zero_is_shown(log: EventLog, path: Path) -> None:
+    for k in range(1, 6):
+        log.round(round_report(k, 10.0**-k if k < 5 else 0.0))
+    state = EventTail(path).look()
+    assert state["norms"][-1] == (5, 0.0)
+    assert state["seconds_left"] == pytest.approx(2.0)  # the two rounds that close the run
+
+
 def test_no_time_is_told_that_is_not_known(log: EventLog, path: Path) -> None:
     for k in range(1, 6):
         log.round(round_report(k, 10.0**k))  # it gets worse

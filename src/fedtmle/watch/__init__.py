@@ -105,7 +105,7 @@ class RunView:
         for name in event.get("retired", []):
             self.silos.setdefault(name, SiloView()).status = "retired"
             self._log(event, f"{name} retired", "silo")
-        if event.get("norm"):
+        if event.get("norm") is not None:
             self.norms.append((self.round, float(event["norm"])))
         if event.get("tolerance"):
             self.tolerance = float(event["tolerance"])
@@ -137,14 +137,14 @@ class RunView:
 
     def seconds_left(self) -> float | None:
         """Estimate the remaining time from the recent decay of the log residual; None if unknown."""
-        recent = self.norms[-RECENT_ROUNDS:]
+        recent = [(r, norm) for r, norm in self.norms[-RECENT_ROUNDS:] if norm > 0]
         if self.status != "running" or not self.tolerance or len(recent) < 3 or len(self.times) < 3:
             return None
         x = [float(r) for r, _ in recent]
         y = [math.log(norm) for _, norm in recent]
         mx, my = sum(x) / len(x), sum(y) / len(y)
         slope = sum((a - mx) * (b - my) for a, b in zip(x, y, strict=True)) / sum((a - mx) ** 2 for a in x)
-        gap = y[-1] - math.log(self.tolerance)
+        gap = y[-1] - math.log(self.tolerance) if self.norms[-1][1] > 0 else 0.0
         if slope >= 0 and gap > 0:
             return None
         pace = (self.times[-1] - self.times[0]) / (len(self.times) - 1)
