@@ -25,8 +25,11 @@ def test_the_summary_states_distance_and_history(result: ft.StudyResult) -> None
     bound = result.document["convergence"]["estimands"][0]["bound"]
     assert f"The estimate is within {bound:.1g} (" in text
     terms = result.document["certificate"]["remainder"]
-    bits = f"the run's {terms['initial_bits'] + terms['history_bits']:,} bits of fitted numbers"
-    assert f"(thm:statistical): for {bits} that is a worst case, far wider than the interval." in text
+    bits = f"For the run's {terms['initial_bits'] + terms['history_bits']:,} bits of fitted numbers"
+    assert bits in text
+    process, envelope = (f"{terms[key] / terms['std_error']:.2g}" for key in ("process", "envelope"))
+    assert f"a worst case, far wider than the interval: {process} standard errors times" in text
+    assert f"influence function, plus {envelope} standard errors." in text
 
 
 def test_a_finite_sample_bound_is_told_as_it_is(result: ft.StudyResult) -> None:
@@ -38,10 +41,11 @@ def test_a_finite_sample_bound_is_told_as_it_is(result: ft.StudyResult) -> None:
         changed = {**result.document, "certificate": {**stated, "remainder": terms}}
         return " ".join(" ".join(certificate(changed)).split())
 
-    small = "at most 0.2 standard errors times the relative error of the influence function, plus 0.1 "
+    small = ": 0.2 standard errors times the relative error of the influence function, plus 0.1 "
     assert small in told(0.2 * error, 0.1 * error)
-    assert "that is a worst case, far wider" in told(0.4 * error, 0.2 * error)
-    assert "that is open in one term." in told(0.2 * error, None)
+    assert "worst case" not in told(0.2 * error, 0.1 * error)
+    assert "is a worst case, far wider" in told(0.4 * error, 0.2 * error)
+    assert "influence function, plus a term without a known bound." in told(0.2 * error, None)
 
 
 def test_show_and_report_have_the_statistical_terms(result: ft.StudyResult, tmp_path: Path) -> None:

@@ -69,19 +69,19 @@ def history(document: Document) -> Iterator[str]:
         return
     total, error = terms["initial_bits"] + terms["history_bits"], terms["std_error"]
     process, envelope = terms["process"], terms["envelope"]
+    bound = f"{process / error:.2g} standard errors times the relative error of the influence function"
+    if envelope is None:
+        bound += ", plus a term without a known bound"
+    else:
+        bound += f", plus {envelope / error:.2g} standard errors"
+    fitted = f"the run's {total:,} bits of fitted numbers ({terms['initial_bits']:,} for the models)"
     if envelope is None or process + envelope > error / 2:
-        size = "open in one term" if envelope is None else "a worst case, far wider than the interval"
         yield (
-            "The interval rests on large-sample theory, not on the paper's finite-sample bound "
-            f"(thm:statistical): for the run's {total:,} bits of fitted numbers that is {size}. The result "
-            "has its terms."
+            f"The interval rests on large-sample theory. For {fitted} the paper's finite-sample bound "
+            f"(thm:statistical) is a worst case, far wider than the interval: {bound}."
         )
     else:
-        yield (
-            f"The run's {total:,} bits of fitted numbers add an error of at most "
-            f"{process / error:.2g} standard errors times the relative error of the influence function, plus "
-            f"{envelope / error:.2g} standard errors (thm:statistical)."
-        )
+        yield f"Finite-sample bound (thm:statistical) for {fitted}: {bound}."
     if document["uncovered"]:
         yield f"The theorem does not cover this study: {'; '.join(document['uncovered'])}."
 
