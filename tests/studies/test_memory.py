@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,9 @@ from fedtmle.runtime import ledger
 from fedtmle.studies.approval import review
 from fedtmle.studies.preview import preview
 from fedtmle.studies.risk import risk
-from fedtmle.studyfile.file import StudyFile, file_plan
+from fedtmle.studies.validate import validate
+from fedtmle.studyfile.file import StudyFile, file_plan, read_study
+from fedtmle.text.approval import render_preview
 from tests.attacks.across import NEWCOMER, ROWS, Hospitals
 
 BOTH = ["p", "q"]
@@ -76,6 +79,53 @@ def test_the_policy_limits_what_all_studies_tell(tmp_path: Path) -> None:
     with pytest.raises(RefusedError):
         hospitals.run(second)
     assert [line["key"] for line in ledger.read(hospitals.home("p").ledger_path)][-1] == "memory: max_bits"
+
+
+def test_a_first_study_that_discloses_too_much_is_refused_alike_by_all(tmp_path: Path) -> None:
+    """Preview, approval and `validate` say the same, with the study itself as the reason."""
+    hospitals = Hospitals(tmp_path, BOTH, policy="max_bits = 0.5\n")
+    study = hospitals.study(BOTH, seed=1)
+    file = read_silo_file(study.silos["p"])
+    view = preview(file_plan(study), file)
+    alone = "This study alone discloses up to 1.0 bits of one person's 'y': more than your 0.5"
+    assert view.refused_by == "memory: max_bits"
+    assert view.conflicts[0].text.startswith(alone)
+    assert not file.path.with_suffix(".fedtmle").exists()
+    words = " ".join(render_preview(view).split())
+    assert "would refuse this study here, by its key max_bits. Nothing would leave." in words
+    assert alone in words
+    found = [defect.text for defect in validate(study.path).defects]
+    assert any(text.startswith("silo 'p': " + alone) for text in found), found
+    code, output = approve(hospitals, study)
+    words = " ".join(output.split())
+    assert code == int(Exit.REFUSED)
+    assert "Your silo will REFUSE this study: * This study alone discloses" in words
+    assert "arlier studies disclosed" not in words
+    assert render_preview(preview(file_plan(study), file)).endswith(render_preview(view)[-200:])
+
+
+def test_the_budget_of_bits_in_the_guide_allows_three_studies(tmp_path: Path) -> None:
+    """An outcome that is a number counts 20 bits in each."""
+    guide = Path(__file__).parents[2] / "docs/first/owner.md"
+    (stated,) = re.findall(r"without noise `(max_bits = \d+)`", guide.read_text(encoding="utf-8"))
+    hospitals = Hospitals(tmp_path, BOTH, policy=f"{stated}\n")
+    for name in BOTH:
+        rows = hospitals.rows(name)
+        rows[:, 0] += rows[:, 2] / 100
+        hospitals.write(name, rows)
+    number = '[variables]\ny = {kind = "number", range = [-3, 3]}'
+    for seed in (1, 2, 3, 4):
+        path = hospitals.study(BOTH, seed=seed).path
+        path.write_text(path.read_text().replace('[variables]\ny = {kind = "binary"}', number))
+        study = read_study(path)
+        assert review(study, hospitals.home("p")).bits == {"y": 20.0, "a": 1.0}
+        view = preview(file_plan(study), read_silo_file(study.silos["p"]))
+        if seed < 4:
+            assert not view.refused_by
+            for name in BOTH:
+                assert approve(hospitals, study, name)[0] == 0
+            hospitals.run(study, approved=True)
+    assert "Earlier studies disclosed up to 60.0 bits of one person's 'y'" in view.conflicts[0].text
 
 
 def test_with_a_limit_a_study_that_was_not_audited_is_refused(tmp_path: Path) -> None:

@@ -114,7 +114,7 @@ def approve(
         plan = file_plan(file)
         shown = review(file, home)
         say(render_approval(shown))
-        if shown.conflicts:
+        if shown.preview.conflicts:
             raise typer.Exit(int(Exit.REFUSED))
         asked = f"Approve plan {plan.digest.hex()} for silo '{visible(home.file.name)}'?"
         if not yes and not typer.confirm(asked):

@@ -232,8 +232,9 @@ class OwnerServer(ThreadingHTTPServer):
                 home.reject(plan, note=note)
                 return
             shown = self._review(plan, home)
-            if shown.conflicts:
-                raise InputError(f"earlier studies forbid this one: {' '.join(shown.conflicts)}")
+            conflicts = shown.preview.conflicts
+            if conflicts:
+                raise InputError(f"your policy forbids this study: {' '.join(c.text for c in conflicts)}")
             if not _same(digest, _digest_of(shown, plan, home)):
                 raise InputError(
                     "your silo file, your data or the earlier studies changed since this page was shown; "

@@ -9,11 +9,9 @@ from __future__ import annotations
 import dataclasses
 import enum
 import hashlib
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from fedtmle.errors import FedTMLEError
 from fedtmle.initial.superlearner import formulas
 from fedtmle.initial.syntax import Computed, Formula, numbers_in
 from fedtmle.initial.variables import Variable
@@ -26,14 +24,12 @@ from fedtmle.runtime import ledger
 from fedtmle.runtime.ledger import read
 from fedtmle.runtime.signing import Decision
 from fedtmle.studies.home import Home
-from fedtmle.studies.memory import OwnersBudget, spent_bits
+from fedtmle.studies.memory import OwnersBudget, read_columns
 from fedtmle.studies.preview import Preview, preview
-from fedtmle.studies.risk import risk
+from fedtmle.studies.risk import bits_of, planned_risk
 from fedtmle.studyfile.file import StudyFile, file_plan
 
-MOST_AUDITED = 20_000  # records, beyond which an audit takes minutes
 MOST_SHOWN = 40  # items of a list
-MOST_BITS = 20.0  # bits of a number that is known to a millionth of its range
 _SHOWN_ELSEWHERE = ("title", "target", "variables")
 
 
@@ -66,8 +62,8 @@ class Approval:
     alone fills. ``risk`` has the audit's finding for each column and attacker; if there is none,
     ``unaudited`` says why.
     ``answered`` has the answers and numbers that already left for this plan.
-    ``conflicts`` say why the study may not follow the earlier ones. ``bits`` is what it would disclose
-    of each column, and ``spent`` what the earlier ones disclosed. ``budget`` is that of a study with noise.
+    ``bits`` is what it would disclose of each column, and ``spent`` what the earlier ones disclosed.
+    ``budget`` is that of a study with noise.
     ``lowered`` are the limits of the owner's policy that are laxer than the package's own, with the reasons.
     """
 
@@ -90,7 +86,6 @@ class Approval:
     answered: tuple[int, int]
     earlier: tuple[EarlierStudy, ...]
     preview: Preview
-    conflicts: tuple[str, ...]
     risk: tuple[Document, ...]
     unaudited: str
     bits: Mapping[str, float] | None
@@ -105,13 +100,10 @@ class Approval:
 def review(file: StudyFile, home: Home) -> Approval:
     """Return what the owner of ``home`` approves with the plan of ``file``; nothing is recorded or sent."""
     plan, study = file_plan(file), file.study
-    view = preview(plan, home.file)
-    findings, bits, unaudited = _audit(file, home, view.n_rows)
-    earlier, this_plan = home.earlier(), plan.digest.hex()
-    memory = home.memory(plan)
-    sources = {column.source for column in memory.columns}
-    named = {column.name: column.source for column in memory.columns}
-    by_source = None if bits is None else {named.get(name, name): each for name, each in bits.items()}
+    audited = planned_risk(plan, home.file, home.memory(plan).table.n_rows)
+    view = preview(plan, home.file, audited)
+    earlier = home.earlier()
+    sources = {column.source for column in read_columns(plan, home.file)}
     policy, accounts_here = home.file.policy, _accounts(home)
     return Approval(
         title=study.title or "",
@@ -148,11 +140,10 @@ def review(file: StudyFile, home: Home) -> Approval:
             if account.plan != plan.digest.hex() and account.answers
         ),
         preview=view,
-        conflicts=tuple(each.text for each in memory.conflicts(plan, by_source)),
-        risk=findings,
-        unaudited=unaudited,
-        bits=by_source,
-        spent=spent_bits({p: s for p, s in earlier.items() if p != this_plan}, home.approvals.current()),
+        risk=audited.findings,
+        unaudited=audited.unaudited,
+        bits=audited.bits,
+        spent=home.spent(plan),
         budget=OwnersBudget.of(plan, earlier, policy),
         lowered=tuple(map(lowered_limit, policy.lowered)),
     )
@@ -222,43 +213,13 @@ def _accounts(home: Home) -> list[ledger.StudyAccount]:
     return ledger.studies(read(home.ledger_path)) if home.has_past else []
 
 
-def _audit(
-    file: StudyFile, home: Home, n_rows: int
-) -> tuple[tuple[Document, ...], dict[str, float] | None, str]:
-    """Return the finding for each column and attacker, the bits of each column, and why there is no audit.
-
-    The bits are those that an attacker gets who knows every other record.
-    """
-    if home.file.stream or n_rows > MOST_AUDITED:
-        return (), None, f"the table is streamed, or has more than {MOST_AUDITED:,} records"
-    try:
-        findings = risk(file, home.file.path).to_dict()["findings"]
-    except FedTMLEError as error:
-        return (), None, str(error)
-    bits = {each["column"]: _bits(each) for each in findings if each["attacker"] == Attacker.OTHERS.value}
-    return tuple(findings), bits, ""
-
-
 def worst_findings(findings: Sequence[Document]) -> list[Document]:
     """Return the worst finding against each attacker who knows something beforehand."""
     by_attacker: dict[str, list[Document]] = {}
     for finding in findings:
         if finding["attacker"] != Attacker.NOTHING.value:
             by_attacker.setdefault(finding["attacker"], []).append(finding)
-    return [max(each, key=lambda one: (one["known"], _bits(one))) for each in by_attacker.values()]
-
-
-def _bits(finding: Document) -> float:
-    """Return log2 of the range of the most exposed record before the answers over that after.
-
-    A level that can be worked out counts 1.
-    """
-    before, after = finding["prior"], finding["worst"]
-    if finding["discrete"]:
-        return 1.0 if after == 0.0 else 0.0
-    if not before > 0:
-        return 0.0
-    return MOST_BITS if after <= before * 2.0**-MOST_BITS else max(0.0, math.log2(before / after))
+    return [max(each, key=lambda one: (one["known"], bits_of(one))) for each in by_attacker.values()]
 
 
 def _parts(study: Study) -> Iterator[tuple[str, str]]:

@@ -39,7 +39,15 @@ from fedtmle.runtime.records import Keeper
 from fedtmle.runtime.rows import LocalRows, fingerprint
 from fedtmle.runtime.signing import Approvals, SigningKey
 from fedtmle.runtime.silo import Silo
-from fedtmle.studies.memory import Earlier, RowStore, SiloMemory, read_columns
+from fedtmle.studies.memory import (
+    Conflict,
+    Earlier,
+    RowStore,
+    SiloMemory,
+    beyond_max_bits,
+    read_columns,
+    spent_bits,
+)
 from fedtmle.studyfile.file import study_of
 from fedtmle.studyfile.schema import check_follow_up, check_streams, in_memory, schema_of
 
@@ -280,6 +288,22 @@ class Home:
             earlier=self.earlier,
             decisions=self.approvals.current,
         )
+
+    def conflicts(self, plan: Plan, bits: Mapping[str, float] | None) -> tuple[Conflict, ...]:
+        """Return every reason why this silo would refuse a plan after the earlier ones; no folder is made.
+
+        ``bits`` is what `risk` found of each column.
+        """
+        if self.has_key:
+            return self.memory(plan).conflicts(plan, bits)
+        return beyond_max_bits(plan, self.file.policy, bits, {})
+
+    def spent(self, plan: Plan) -> dict[str, float]:
+        """Return the bits that other studies than that of ``plan`` disclosed of each column."""
+        if not self.has_past:
+            return {}
+        others = {digest: each for digest, each in self.earlier().items() if digest != plan.digest.hex()}
+        return spent_bits(others, self.approvals.current())
 
     def unrecorded_keeper(self, plan: Plan) -> Keeper:
         """Return what guards this silo in a run of ``plan`` by its own owner, which leaves no record."""

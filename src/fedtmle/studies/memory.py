@@ -191,10 +191,14 @@ Earlier = Mapping[str, tuple[str, StudyScope]]  # by plan: the time of its first
 
 @dataclass(frozen=True, kw_only=True)
 class Conflict:
-    """Why a study may not follow the earlier ones: the key of the policy, and words for the owner."""
+    """Why a study may not follow the earlier ones: the key of the policy, and words for the owner.
+
+    With ``is_alone`` it would be refused without the earlier ones too.
+    """
 
     key: str
     text: str
+    is_alone: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -365,34 +369,18 @@ class SiloMemory:
 
     def _spent(self, plan: Plan, earlier: Earlier, bits: Mapping[str, float] | None) -> Sequence[Conflict]:
         """Return a conflict if all studies together would disclose more of a column than the owner allows."""
-        limit, this_plan = self.file.policy.max_bits, plan.digest.hex()
-        if plan.program.privacy and self.file.policy.max_epsilon_total < Policy().max_epsilon_total:
-            return ()  # noise is not audited in bits; it has a budget of its own
-        decisions = self.decisions()
+        decisions, this_plan = self.decisions(), plan.digest.hex()
         if bits is None:
             bits = decisions[this_plan].bits if this_plan in decisions else None
-        if bits is None and limit >= Policy().max_bits:
-            return ()
-        if bits is None:
-            text = "Your policy limits what all studies disclose (max_bits); `risk` could not audit this one."
-            return (Conflict(key="max_bits", text=text),)
-        spent = spent_bits(earlier, decisions)
-        over = [column for column in bits if spent.get(column, 0.0) + bits[column] > limit]
-        return [
-            Conflict(
-                key="max_bits",
-                text=f"Earlier studies disclosed up to {spent.get(column, 0.0):.1f} bits of one person's "
-                f"'{column}', and this one up to {bits[column]:.1f}: more than your {limit:g}.",
-            )
-            for column in over
-        ]
+        return beyond_max_bits(plan, self.file.policy, bits, spent_bits(earlier, decisions))
 
     def _budget(self, plan: Plan, earlier: Earlier) -> Sequence[Conflict]:
         """Return a conflict if the studies with noise would together take more than the owner allows."""
         budget = OwnersBudget.of(plan, earlier, self.file.policy)
         if budget is None or budget.total <= budget.limit:
             return ()
-        return (Conflict(key="max_epsilon_total", text=f"{budget}: more than you allow."),)
+        is_alone, text = budget.study > budget.limit, f"{budget}: more than you allow."
+        return (Conflict(key="max_epsilon_total", text=text, is_alone=is_alone),)
 
     def _digests(self, columns: tuple[ReadColumn, ...]) -> Digests | None:
         """Return the digests of today's rows over ``columns``; None if the data have no such columns."""
@@ -418,6 +406,39 @@ def read_columns(plan: Plan, file: SiloFile) -> tuple[ReadColumn, ...]:
         ReadColumn(column.name, column.kind.value, column.levels, named.get(column.name, column.name))
         for column in schema_of(study_of(plan)).columns
     )
+
+
+def beyond_max_bits(
+    plan: Plan, policy: Policy, bits: Mapping[str, float] | None, spent: Mapping[str, float]
+) -> tuple[Conflict, ...]:
+    """Return a conflict for each column of which a study, with the earlier ones, discloses more than allowed.
+
+    ``bits`` is what `risk` found of each column, None if it could not audit the study, and ``spent`` what
+    the earlier studies disclosed.
+    """
+    if plan.program.privacy and policy.max_epsilon_total < Policy().max_epsilon_total:
+        return ()  # noise is not audited in bits; it has a budget of its own
+    if bits is None and policy.max_bits >= Policy().max_bits:
+        return ()
+    if bits is None:
+        text = "Your policy limits what all studies disclose (max_bits); `risk` could not audit this one."
+        return (Conflict(key="max_bits", text=text, is_alone=True),)
+    return tuple(
+        _beyond(column, here, spent.get(column, 0.0), policy.max_bits)
+        for column, here in bits.items()
+        if spent.get(column, 0.0) + here > policy.max_bits
+    )
+
+
+def _beyond(column: str, here: float, before: float, limit: float) -> Conflict:
+    """Return the conflict of a study that discloses ``here`` bits of a column after ``before``."""
+    over = f"more than your {limit:g} for all studies (max_bits)."
+    if before:
+        words = f"Earlier studies disclosed up to {before:.1f} bits of one person's '{column}', and this one "
+        text = f"{words}up to {here:.1f}: {over}"
+    else:
+        text = f"This study alone discloses up to {here:.1f} bits of one person's '{column}': {over}"
+    return Conflict(key="max_bits", text=text, is_alone=here > limit)
 
 
 def spent_bits(earlier: Earlier, decisions: Mapping[str, Decision]) -> dict[str, float]:

@@ -31,6 +31,8 @@ from fedtmle.runtime.records import Keeper, utc_now
 from fedtmle.runtime.session import InProcess, Session
 from fedtmle.runtime.silo import Silo, check_standing
 from fedtmle.studies.home import Home, disclosure_limit, examine_target, open_party
+from fedtmle.studies.memory import Conflict
+from fedtmle.studies.risk import MOST_BITS, PlannedRisk, planned_risk
 from fedtmle.studyfile.schema import first_period, schema_of
 
 # Find what would stop a study or make a silo refuse it, on the silos' own tables, before anything leaves.
@@ -216,6 +218,7 @@ class Preview:
     ``refused_by`` is the key of the policy that would refuse the study, and ``reason`` what the server would
     learn; both are empty if it would not. ``numbers_sent`` counts the numbers that would leave, up to
     the refusal if there is one. ``stopped`` is any other error that ended the rehearsal.
+    ``conflicts`` say why the study may not follow the earlier ones, or discloses too much by itself.
     ``obstacles`` name the columns and levels behind a refusal, and what to do, for the owner's eyes only.
     ``brought`` are the classes of other distributions that the study would run here. If the study
     ``judges_together``, the sums of its models are not judged here: that needs the rows of all silos.
@@ -233,6 +236,7 @@ class Preview:
     reason: str
     stopped: str
     numbers_sent: int
+    conflicts: tuple[Conflict, ...] = ()
     obstacles: tuple[str, ...] = ()
     brought: tuple[str, ...] = ()
     is_masked: bool = False
@@ -244,8 +248,8 @@ class Preview:
         return asdict(self)
 
 
-def preview(plan: Plan, file: SiloFile) -> Preview:
-    """Rehearse ``plan`` on the rows of the silo of ``file``."""
+def preview(plan: Plan, file: SiloFile, audited: PlannedRisk | None = None) -> Preview:
+    """Rehearse ``plan`` on the rows of the silo of ``file``; ``audited`` is its audit, if it was made."""
     if file.name not in plan.silos:
         raise InputError(f"silo '{file.name}': the study's silos are {', '.join(plan.silos)}")
     kinds: dict[tuple[str, str], MessageKind] = {}
@@ -295,7 +299,7 @@ def preview(plan: Plan, file: SiloFile) -> Preview:
             stopped = str(silo.error or refused)
     except FedTMLEError as error:
         stopped = str(error)
-    conflicts = Home(file).memory(plan).conflicts(plan) if Home(file).has_past else ()
+    conflicts = conflicts_of(plan, file, silo.n_rows, audited)
     if opening is not None:
         refused_by, reason = opening
     elif conflicts:
@@ -312,13 +316,28 @@ def preview(plan: Plan, file: SiloFile) -> Preview:
         reason=reason,
         stopped=stopped,
         numbers_sent=sent,
-        obstacles=(*(conflict.text for conflict in conflicts), *advice),
+        conflicts=conflicts,
+        obstacles=advice,
         brought=tuple(map(str, plan.brought)),
         is_masked=plan.is_masked,
         judges_together=file.policy.judges_together(plan.look_groups),
         lowered=tuple(map(lowered_limit, file.policy.lowered)),
         shared_levels=silo.alone,
     )
+
+
+def conflicts_of(
+    plan: Plan, file: SiloFile, n_rows: int, audited: PlannedRisk | None = None
+) -> tuple[Conflict, ...]:
+    """Return why a study may not follow the earlier ones at a silo, or discloses too much by itself.
+
+    The study is audited, which takes a while, only if the owner limits bits or few are left.
+    """
+    home, limit = Home(file), file.policy.max_bits
+    spent = max(home.spent(plan).values(), default=0.0)
+    if audited is None and (limit < Policy().max_bits or spent + MOST_BITS > limit):
+        audited = planned_risk(plan, file, n_rows)
+    return home.conflicts(plan, None if audited is None else audited.bits)
 
 
 def _refused_at_opening(plan: Plan, file: SiloFile) -> tuple[str, str] | None:

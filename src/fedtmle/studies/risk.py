@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from fedtmle.data import load
+from fedtmle.data import SiloFile, load
 from fedtmle.data.silofile import read_silo_file
-from fedtmle.errors import DecodeError, InputError, NumericalError, RefusedError
+from fedtmle.errors import DecodeError, FedTMLEError, InputError, NumericalError, RefusedError
 from fedtmle.layout import Document
 from fedtmle.model.table import Factor, Table
 from fedtmle.model.types import Array, Part
 from fedtmle.privacy.audit import AttackedColumn, Attacker, Audit, ColumnRisk, Continuous, Discrete, audit
 from fedtmle.programs.study import Study
 from fedtmle.protocol.masks import MaskKey
+from fedtmle.protocol.plan import Plan
 from fedtmle.protocol.policy import UNGUARDED
 from fedtmle.protocol.query import AnsweredQuery, ClosingTerms, Phase
 from fedtmle.protocol.sums import SumsQuery
 from fedtmle.runtime.certificate import Replayed, rehearse, replay
 from fedtmle.runtime.ledger import Transcript
 from fedtmle.studies.home import Home, policy_of, session_policy, silo_file
-from fedtmle.studyfile.file import StudyFile, file_plan
+from fedtmle.studies.memory import read_columns
+from fedtmle.studyfile.file import StudyFile, file_plan, study_of
 from fedtmle.studyfile.schema import in_memory, schema_of
 from fedtmle.targets.effects.problem import LINK_REACH, EffectProblem
 from fedtmle.targets.regimes.estimands import AbstractRegimeEffect
@@ -33,6 +36,8 @@ from fedtmle.targets.time.followup import FollowUp
 
 EDGES = (0.0, 1e-6, 1e-3, 0.01, 0.1, 0.5, 0.99, 1.0)  # remaining shares of the prior uncertainty
 KNOWN = 0.01  # a value counts as known if less than this share remains
+MOST_AUDITED = 20_000  # records, beyond which an audit takes minutes
+MOST_BITS = 20.0  # bits of a number that is known to a millionth of its range
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,8 +145,67 @@ def risk(
     treatment. ``noise`` is the declared norm of all errors in the answers, and ``radius`` half the range in
     which an attacker knows each value beforehand.
     """
-    study = file.study
     name, source = find_silo(file, silo)
+    plan = file_plan(file)
+    return _risk(plan, name, source, transcript, attributes, attackers, noise=noise, radius=radius)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedRisk:
+    """What the audit of a study finds before the study.
+
+    ``findings`` has one for each column and attacker, and ``bits`` those of each of the hospital's columns
+    that an attacker gets who knows every other record. Without an audit ``unaudited`` says why.
+    """
+
+    findings: tuple[Document, ...]
+    bits: Mapping[str, float] | None
+    unaudited: str
+
+
+def planned_risk(plan: Plan, file: SiloFile, n_rows: int) -> PlannedRisk:
+    """Audit a plan at the silo of ``file``, which has ``n_rows`` records, before the study."""
+    if file.stream or n_rows > MOST_AUDITED:
+        why = f"the table is streamed, or has more than {MOST_AUDITED:,} records"
+        return PlannedRisk(findings=(), bits=None, unaudited=why)
+    try:
+        findings = _risk(plan, file.name, file).to_dict()["findings"]
+    except FedTMLEError as error:
+        return PlannedRisk(findings=(), bits=None, unaudited=str(error))
+    sources = {column.name: column.source for column in read_columns(plan, file)}
+    bits = {
+        sources.get(each["column"], each["column"]): bits_of(each)
+        for each in findings
+        if each["attacker"] == Attacker.OTHERS.value
+    }
+    return PlannedRisk(findings=tuple(findings), bits=bits, unaudited="")
+
+
+def bits_of(finding: Document) -> float:
+    """Return log2 of the range of the most exposed record before the answers over that after.
+
+    A level that can be worked out counts 1.
+    """
+    before, after = finding["prior"], finding["worst"]
+    if finding["discrete"]:
+        return 1.0 if after == 0.0 else 0.0
+    if not before > 0:
+        return 0.0
+    return MOST_BITS if after <= before * 2.0**-MOST_BITS else max(0.0, math.log2(before / after))
+
+
+def _risk(
+    plan: Plan,
+    name: str,
+    source: Path | SiloFile,
+    transcript: str | Path | None = None,
+    attributes: Sequence[str] = (),
+    attackers: Sequence[Attacker] = tuple(Attacker),
+    *,
+    noise: float = 0.0,
+    radius: float | None = None,
+) -> SiloRisk:
+    study = study_of(plan)
     if study.algorithm.pools_rows:
         raise InputError("algorithm: 'Central' pools the rows themselves, so that there is nothing to audit")
     if study.privacy is not None:
@@ -150,9 +214,9 @@ def risk(
             f"({study.privacy.epsilon:g}, {study.privacy.delta:g})-differential privacy (docs/privacy.md)"
         )
     table = in_memory({name: load(source, schema_of(study), silo=name)}, "the audit")[name]
-    table = file_plan(file).program.at(name, table)
+    table = plan.program.at(name, table)
     columns = [attacked(study, table, column, radius) for column in attributes or _default(study)]
-    replayed = _answered(file, source, table, name, transcript)
+    replayed = _answered(plan, source, table, name, transcript)
     extra = probes(replayed) if transcript is None else ()
     result = audit(
         [*replayed.answered, *extra],
@@ -173,9 +237,8 @@ def risk(
 
 
 def _answered(
-    file: StudyFile, source: Path, table: Table, name: str, transcript: str | Path | None
+    plan: Plan, source: Path | SiloFile, table: Table, name: str, transcript: str | Path | None
 ) -> Replayed:
-    plan = file_plan(file)
     policy = policy_of(source) or session_policy()
     if transcript is not None:
         try:
@@ -193,7 +256,7 @@ def _answered(
         ) from None
 
 
-def _mask_key(source: Path) -> MaskKey | None:
+def _mask_key(source: Path | SiloFile) -> MaskKey | None:
     """Return the silo's key for masks if it has a home, None otherwise."""
     file = silo_file(source)
     home = None if file is None else Home(file)

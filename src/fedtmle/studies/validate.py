@@ -33,11 +33,11 @@ from fedtmle.model.table import AnyTable, StreamedTable, Table
 from fedtmle.programs.study import Study
 from fedtmle.protocol.looks import LookGroups
 from fedtmle.protocol.policy import Policy
-from fedtmle.studies.home import policy_of, session_policy
+from fedtmle.studies.home import policy_of, session_policy, silo_file
 from fedtmle.studies.preflight import differing_silos
-from fedtmle.studies.preview import obstacles
+from fedtmle.studies.preview import conflicts_of, obstacles
 from fedtmle.studies.run import run
-from fedtmle.studyfile.file import StudyFile, StudyFileErrors, read_study, study_here
+from fedtmle.studyfile.file import StudyFile, StudyFileErrors, file_plan, read_study, study_here
 from fedtmle.studyfile.schema import check_follow_up, check_streaming, schema_of
 from fedtmle.targets.regimes.estimands import AbstractRegimeEffect
 from fedtmle.targets.time.estimands import AbstractTimeEffect
@@ -253,11 +253,26 @@ def _obstacles(file: StudyFile, tables: Mapping[str, Table]) -> list[Defect]:
         with catch_warnings():
             simplefilter("ignore", WriteAccessWarning)  # `validate` has noted it
             run(study, file.silos, colluders=file.colluders)
+            return _conflicts(file, tables)
     except RefusedError as refused:
         return [Defect(message=f"the study would stop: {refused}", file=str(file.path))]
     except FedTMLEError as error:
         return defects_of(error)
-    return []
+
+
+def _conflicts(file: StudyFile, tables: Mapping[str, Table]) -> list[Defect]:
+    """Return why a silo would refuse the study after earlier ones, or because it discloses too much."""
+    try:
+        plan = file_plan(file)
+    except InputError:  # a masked study without the silos' keys has no plan yet
+        return []
+    silos = {name: silo_file(source) for name, source in file.silos.items()}
+    return [
+        Defect(message=conflict.text, silo=name)
+        for name, silo in silos.items()
+        if silo is not None
+        for conflict in conflicts_of(plan, silo, tables[name].n_rows)
+    ]
 
 
 def _at_edges(schema: Schema | None, tables: Mapping[str, AnyTable]) -> list[Defect]:

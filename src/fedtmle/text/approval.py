@@ -11,9 +11,9 @@ from itertools import pairwise
 from fedtmle.layout import Document, aligned, bits, phase_name, wrapped
 from fedtmle.protocol.policy import lowered_limit
 from fedtmle.runtime.ledger import StudyAccount
-from fedtmle.studies.approval import MOST_BITS, Approval, Decided, worst_findings
+from fedtmle.studies.approval import Approval, Decided, worst_findings
 from fedtmle.studies.preview import MessageKind, Preview
-from fedtmle.studies.risk import EDGES
+from fedtmle.studies.risk import EDGES, MOST_BITS
 
 # A preview as 80 columns of text: what a silo would send, its limits, and whether its policy allows it.
 
@@ -54,8 +54,8 @@ def render_preview(view: Preview) -> str:
     )
     lines += lowered(view.lowered)
     lines += ["", *preview_verdict(view)]
-    for obstacle in view.obstacles:
-        lines += wrapped(obstacle, first="* ", indent="  ")
+    for words in (*(conflict.text for conflict in view.conflicts), *view.obstacles):
+        lines += wrapped(words, first="* ", indent="  ")
     lines += [line for words in shared_levels(view) for line in ("", *wrapped(words))]
     return "\n".join(lines)
 
@@ -125,7 +125,8 @@ def preview_verdict(view: Preview) -> list[str]:
 def refusal(view: Preview) -> str:
     """Return the limit by which the silo would refuse a study, and how much would have left before."""
     key = view.refused_by.removeprefix("memory: ")
-    by = f"because of an earlier study (limit {key})" if key != view.refused_by else f"by its key {key}"
+    earlier = [conflict for conflict in view.conflicts if conflict.key == key and not conflict.is_alone]
+    by = f"because of an earlier study (limit {key})" if earlier else f"by its key {key}"
     before = (
         f"Before the refusal: {view.numbers_sent:,} numbers." if view.numbers_sent else "Nothing would leave."
     )
@@ -462,10 +463,12 @@ def _verdicts(approval: Approval) -> list[str]:
         lines += _bullet(exposure(column, exposed))
     if approval.budget is not None:
         lines += wrapped(f"Privacy: {approval.budget}.")
-    if approval.conflicts:
-        lines += ["", "Your silo will REFUSE this study, because of earlier ones:"]
-        for each in approval.conflicts:
-            lines += _bullet(each)
+    conflicts = approval.preview.conflicts
+    if conflicts:
+        why = "" if all(conflict.is_alone for conflict in conflicts) else ", because of earlier ones"
+        lines += ["", f"Your silo will REFUSE this study{why}:"]
+        for each in conflicts:
+            lines += _bullet(each.text)
     return lines
 
 

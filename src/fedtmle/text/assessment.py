@@ -259,10 +259,8 @@ def _risk(plan: Plan, study: Study, approval: Approval) -> list[str]:
     view, lines = approval.preview, []
     if view.refused_by:
         lines += [f"**{refusal(view)}**", ""]
-    for obstacle in view.obstacles:
-        lines += [f"* {_cell(obstacle)}"]
-    if view.obstacles:
-        lines += [""]
+    behind = (*(conflict.text for conflict in view.conflicts), *view.obstacles)
+    lines += [*(f"* {_cell(words)}" for words in behind), *([""] if behind else [])]
     lines += [*_audited(study, approval), "", *_earlier(approval), ""]
     if approval.literals:
         terms = "; ".join(f"`{_cell(each)}`" for each in approval.literals)
