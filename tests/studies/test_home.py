@@ -282,7 +282,7 @@ def test_an_impact_summary_says_what_the_plan_and_the_policy_say(folder: Path) -
     assert len(summary.splitlines()) < 20
     risk = text.partition("## Residual risk")[2]
     for finding in audit(read_study(study), silo).to_dict()["findings"]:
-        assert f"* {sentence(finding)}" in risk
+        assert f"* {sentence(finding, is_masked=False)}" in risk
     for expected in (
         "Not audited: age, sbp_0, smoker, sex.",
         "No earlier study of these people was answered here.",
@@ -315,6 +315,18 @@ def test_an_impact_summary_says_what_the_plan_and_the_policy_say(folder: Path) -
     assert "a \\| b &lt;script> Exercise" in text  # control characters are refused with the study
 
 
+def says_masks_are_left_out_of_the_figures(text: str) -> None:
+    """Whether nothing that masks hide is stated as a fact."""
+    words = " ".join(text.split())
+    assert (
+        words.index("Masked: the server and the other silos learn totals over several silos.")
+        < words.index("would hold if the masks failed, or all other silos worked together.")
+        < words.index("without masks, an attacker who knows every other record could work out the value of")
+    )
+    for fact in ("learns this silo's mean", "can work out", "knows this silo's mean", "worst case one"):
+        assert fact not in words
+
+
 def test_an_impact_summary_of_a_masked_study(folder: Path) -> None:
     study, silo = folder / "study.toml", folder / "north.toml"
     shutil.copy(folder / "south.csv", folder / "east.csv")
@@ -329,4 +341,8 @@ def test_an_impact_summary_of_a_masked_study(folder: Path) -> None:
     text = command("silo", "assess", study, "--silo", silo)
     assert "Answers are masked" in text
     assert "the server: totals over all silos" in text.partition("## Purpose")[0]
+    says_masks_are_left_out_of_the_figures(text)
+    says_masks_are_left_out_of_the_figures(command("silo", "approve", study, "--silo", silo, "--yes"))
+    says_masks_are_left_out_of_the_figures(command("risk", study, "--silo", silo))
+    assert json.loads(command("risk", study, "--silo", silo, "--json"))["masked"] is True
     assert f"| east | {keys['east'][:16]} |" in text

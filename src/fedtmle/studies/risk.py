@@ -45,11 +45,12 @@ class SiloRisk:
     """The audit of one silo.
 
     A ``planned`` audit, before the study, is of rehearsed queries and ``probes``. ``ranges`` says where the
-    prior of each column comes from.
+    prior of each column comes from. The audit is of the silo's own answers, also if the study ``is_masked``.
     """
 
     silo: str
     question: str
+    is_masked: bool
     planned: bool
     probes: int
     audit: Audit
@@ -61,6 +62,7 @@ class SiloRisk:
         return {
             "silo": self.silo,
             "question": self.question,
+            "masked": self.is_masked,
             "queries": "planned" if self.planned else "answered",
             "probes": self.probes,
             "n_rows": audit.n_rows,
@@ -229,6 +231,7 @@ def _risk(
     return SiloRisk(
         silo=name,
         question=study.target.question,
+        is_masked=plan.is_masked,
         planned=transcript is None,
         probes=len(extra),
         audit=result,

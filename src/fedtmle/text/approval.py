@@ -149,6 +149,7 @@ def render_risk(document: Document) -> str:
         f"Disclosure audit of silo '{document['silo']}'",
         *wrapped(document["question"]),
         "",
+        *([*wrapped(MASKED), ""] if document["masked"] else []),
         *wrapped(_queries(document)),
         *(wrapped(_not_covered(document)) if document["not_covered"] else []),
         "",
@@ -161,6 +162,10 @@ def render_risk(document: Document) -> str:
     return "\n".join(lines)
 
 
+MASKED = (
+    "Masked: the server and the other silos learn totals over several silos. The figures below say what "
+    "would hold if the masks failed, or all other silos worked together."
+)
 FOOTNOTE = (
     "Computed here; nothing was sent. Rounding is not counted as protection. Only declared noise limits "
     "every attack; a column not listed here was not audited."
@@ -262,34 +267,40 @@ def risk_verdict(document: Document) -> list[str]:
     """Return one sentence per column and attacker."""
     lines: list[str] = []
     for finding in document["findings"]:
-        lines += wrapped(sentence(finding), indent="    ", first="  * ")
+        lines += wrapped(sentence(finding, document["masked"]), indent="    ", first="  * ")
     return lines
 
 
-def sentence(finding: Document) -> str:
-    """Return what an attacker can learn about a column, in words."""
+def sentence(finding: Document, is_masked: bool) -> str:
+    """Return what an attacker can learn about a column, in words; under masks, could learn without them."""
     column, records, known = finding["column"], finding["records"], finding["known"]
+    can, without = ("could", "without masks, ") if is_masked else ("can", "")
     if finding["attacker"] == "nothing":
         mean = finding["mean"]
+        learns = "would learn" if is_masked else "learns"
         share = 1 - (mean["after"] / mean["prior"]) ** 2 if mean["prior"] else 0.0
         if share > 0.999:
-            learned = "still learns this silo's mean exactly"
+            learned = f"still {learns} this silo's mean exactly"
         else:
-            learned = f"learns {share:.0%} of the variance of this silo's mean"
-        return f"{column}: someone who knows no record {learned}, and next to nothing about a single record."
+            learned = f"{learns} {share:.0%} of the variance of this silo's mean"
+        return (
+            f"{column}: {without}someone who knows no record {learned}, and next to nothing about a single "
+            "record."
+        )
     who = "who knows every other record" if finding["attacker"] == "others" else "who knows the other columns"
     if known == records:
-        learned = f"can work out the value of every one of the {records:,} records"
+        learned = f"{can} work out the value of every one of the {records:,} records"
     elif known:
-        learned = f"can work out the value of {known:,} of {records:,} records"
+        learned = f"{can} work out the value of {known:,} of {records:,} records"
     elif finding["worst"] < 0.5 * finding["prior"]:
         share = finding["worst"] / finding["prior"]
-        learned = f"can narrow some records to {share:.0%} of the range, and can work out none"
+        learned = f"{can} narrow some records to {share:.0%} of the range, and {can} work out none"
     else:
-        learned = "cannot work out any single record from the answers alone"
+        learned = f"{can}not work out any single record from the answers alone"
     if finding["mean"] is not None and finding["mean"]["after"] < 0.01 * finding["mean"]["prior"]:
-        learned += f", {'and' if known else 'but'} knows this silo's mean"
-    return f"{column}: an attacker {who} {learned}."
+        knows = "would know" if is_masked else "knows"
+        learned += f", {'and' if known else 'but'} {knows} this silo's mean"
+    return f"{column}: {without}an attacker {who} {learned}."
 
 
 def _size(value: float | None) -> str:
@@ -455,12 +466,14 @@ def _verdicts(approval: Approval) -> list[str]:
     for obstacle in approval.preview.obstacles:
         lines += _bullet(obstacle)
     lines.append("")
+    if approval.risk and approval.is_masked:
+        lines += wrapped(MASKED)
     for finding in worst_findings(approval.risk):
-        lines += wrapped(f"Risk: {sentence(finding)}")
+        lines += wrapped(f"Risk: {sentence(finding, approval.is_masked)}")
     if not approval.risk:
         lines += wrapped(f"Risk: not audited ({approval.unaudited}); `fedtmle risk` says more.")
     for column, exposed in (approval.bits or {}).items():
-        lines += _bullet(exposure(column, exposed))
+        lines += _bullet(exposure(column, exposed, approval.is_masked))
     if approval.budget is not None:
         lines += wrapped(f"Privacy: {approval.budget}.")
     conflicts = approval.preview.conflicts
@@ -472,12 +485,13 @@ def _verdicts(approval: Approval) -> list[str]:
     return lines
 
 
-def exposure(column: str, bits: float) -> str:
+def exposure(column: str, bits: float, is_masked: bool) -> str:
     """Return in words how much of the most exposed person's value a study would disclose."""
+    case = "In the worst case, and without masks," if is_masked else "In the worst case"
     if bits >= MOST_BITS:
-        return f"In the worst case one person's {column} becomes known ({bits:g} bits, the most we count)."
+        return f"{case} one person's {column} becomes known ({bits:g} bits, the most we count)."
     return (
-        f"In the worst case {bits:.1f} bits of one person's {column} become known. One bit halves the range; "
+        f"{case} {bits:.1f} bits of one person's {column} become known. One bit halves the range; "
         "a category that becomes known counts 1."
     )
 

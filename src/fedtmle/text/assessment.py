@@ -20,6 +20,7 @@ from fedtmle.studies.approval import Approval, worst_findings
 from fedtmle.studies.preview import Preview
 from fedtmle.studyfile.schema import schema_of
 from fedtmle.text.approval import (
+    MASKED,
     OWN_COLUMNS,
     explained,
     exposure,
@@ -69,7 +70,8 @@ def _summary(plan: Plan, study: Study, file: SiloFile, approval: Approval) -> li
     if view.refused_by:
         risk = refusal(view)
     elif approval.risk:
-        risk = " ".join(sentence(finding) for finding in worst_findings(approval.risk))
+        sentences = [sentence(finding, plan.is_masked) for finding in worst_findings(approval.risk)]
+        risk = " ".join([MASKED, *sentences] if plan.is_masked else sentences)
     else:
         risk = f"Not audited: {approval.unaudited}."
     measures = (
@@ -296,9 +298,12 @@ def _audited(study: Study, approval: Approval) -> list[str]:
         return [f"`fedtmle risk` audited no column: {_cell(approval.unaudited)}."]
     audited = {finding["column"] for finding in approval.risk}
     left = [name for name in dict.fromkeys(schema_of(study).names) if name not in audited]
-    lines = ["What an attacker could learn from the answers, by `fedtmle risk`:", ""]
-    lines += [f"* {_cell(sentence(finding))}" for finding in approval.risk]
-    lines += [f"* {_cell(exposure(column, bits))}" for column, bits in (approval.bits or {}).items()]
+    is_masked = approval.is_masked
+    lines = [MASKED, ""] if is_masked else []
+    lines += ["What an attacker could learn from the answers, by `fedtmle risk`:", ""]
+    lines += [f"* {_cell(sentence(finding, is_masked))}" for finding in approval.risk]
+    exposures = (exposure(column, bits, is_masked) for column, bits in (approval.bits or {}).items())
+    lines += [f"* {_cell(words)}" for words in exposures]
     if left:
         names = ", ".join(map(_cell, left))
         lines.append(f"* **Not audited: {names}.** `fedtmle risk --attribute NAME` attacks a column.")
