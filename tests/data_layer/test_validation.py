@@ -175,3 +175,13 @@ def test_errors_survive_a_process_boundary_and_a_silos_name() -> None:
     copy = pickle.loads(pickle.dumps(errors))  # noqa: S301 (our own bytes)
     assert (copy.defects, str(copy)) == (errors.defects, str(errors))
     assert str(errors.at("north")) == "1 defect in the data:\n  - x.csv:3: silo 'north': w in 2 rows; f"
+
+
+def test_dates_where_a_number_is_expected_bring_the_difference_of_two_dates() -> None:
+    for written in (["1950-02-03", "1961-12-24"], ["03.02.1950", "24.12.1961"], ["3/2/50 10:15", None]):
+        found = defect(frame(age=written), schema(numeric("age", may_be_missing=True)))
+        assert found.message == "is text where a number is expected"
+        assert "map the time between two dates, with from and to in the silo file" in found.fix
+        assert 'declare the variable as a "date difference"' in found.fix
+    mixed = defect(frame(age=["1950-02-03", "fifty"]), schema(numeric("age")))
+    assert "write a decimal point" in mixed.fix

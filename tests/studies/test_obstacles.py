@@ -148,3 +148,72 @@ def test_the_owner_of_a_silo_is_told_column_level_and_remedy(tmp_path: Path) -> 
     fine = preview(file_plan(ft.read_study(path)), read_silo_file(tmp_path / "north.toml"))
     assert fine.obstacles == ()
     assert "may still refuse one" in " ".join(render_preview(fine).split())
+
+
+def advice(path: Path, name: str = "north") -> tuple[str, str]:
+    """Return the key by which a silo would refuse, and what its owner reads of it."""
+    view = preview(file_plan(ft.read_study(path)), read_silo_file(path.parent / f"{name}.toml"))
+    return view.refused_by, " ".join(view.obstacles)
+
+
+def test_an_arm_that_is_too_small_is_neither_merged_nor_left_out(tmp_path: Path) -> None:
+    path = written(tmp_path, TWO, policy="min_arm_rows = 80")
+    key, words = advice(path)
+    assert key == "min_arm_rows"
+    assert "column 'a': arm '1' has 6" in words
+    assert "none can be merged or left out: the owner may lower the limit, below 10 with a reason" in words
+    assert "level" not in words
+    stratified = path.read_text().replace('kind = "ATE"', 'kind = "ATE"\nstrata = "f"')
+    path.write_text(stratified)
+    assert "column 'f': level 'u' has" in advice(path)[1]
+    assert "group the strata in the study" in advice(path)[1]
+
+
+@pytest.mark.parametrize("key", ["max_epsilon", "max_epsilon_total"])
+def test_a_study_with_too_little_noise_is_told_how_much_there_must_be(tmp_path: Path, key: str) -> None:
+    path = written(tmp_path, TWO, policy=f"{key} = 0.5")
+    remedy = "ask the statistician for a [privacy] section with epsilon of at most 0.5"
+    refused, words = advice(path)
+    assert refused == key
+    assert f"the study adds no noise, and its policy asks for noise ({key} = 0.5); {remedy}" in words
+    assert any(words in defect.text for defect in ft.validate(path).defects)
+    path.write_text(f'{path.read_text()}\n[privacy]\nepsilon = 1.0\nserver = "trusted"\n')
+    refused, words = advice(path)
+    assert refused == key
+    less = "the study adds less noise than its policy asks for: epsilon 1 at delta 1e-06"
+    assert f"{less}, and {key} = 0.5; {remedy}" in words
+
+
+def test_a_few_missing_outcomes_are_counted_by_arm(tmp_path: Path) -> None:
+    first = int(np.flatnonzero(TWO["north"].a == 1)[0])
+    frames = {**TWO, "north": TWO["north"].assign(y=TWO["north"].y.mask(TWO["north"].index == first))}
+    path = written(tmp_path, frames, policy="min_missing = 3")
+    path.write_text(path.read_text().replace("[silos]", '[models.missingness]\nformula = "a"\n[silos]'))
+    key, words = advice(path)
+    assert key == "min_missing"
+    assert "column 'y': is missing in 1 of the records of arm '1', and the policy asks for none or 3" in words
+    assert "the owner may also lower the limit, to 1 without a reason" in words
+
+
+def test_a_key_without_advice_of_its_own_is_explained(tmp_path: Path) -> None:
+    path = written(tmp_path, TWO, policy="max_queries = 1")
+    key, words = advice(path)
+    assert key == "max_queries"
+    assert words.startswith(
+        "max_queries is 1 in your policy: Queries answered in one study. Change it in [policy]"
+    )
+
+
+def test_missing_values_have_a_remedy_by_the_part_of_the_column(tmp_path: Path) -> None:
+    gaps = {name: data.astype({"a": float}) for name, data in TWO.items()}
+    for row, name in enumerate(("y", "a", "x", "f")):
+        gaps["north"].loc[row, name] = np.nan
+    path = written(tmp_path, gaps, policy=DEFAULT)
+    found = {each.column: each.fix for each in ft.validate(path).defects if "is missing" in each.message}
+    covariate = 'it is a covariate, and the study can declare missing = "impute" or "indicator"'
+    assert "it is the outcome, and the study can have a model of its missingness" in found["y"]
+    assert (
+        'it is the treatment, and the study can leave such records out, with missing = "omit"' in found["a"]
+    )
+    assert covariate in found["x"]
+    assert covariate in found["f"]

@@ -31,6 +31,7 @@ from fedtmle.protocol.clusters import keyed
 
 EPOCH = date(1970, 1, 1).toordinal()
 ISO = "YYYY-MM-DD"
+_DATE = re.compile(r"(\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.]\d{2,4})([ T].*)?")
 
 
 def days_of(label: str, written: str) -> float | None:
@@ -498,8 +499,14 @@ class Converter:
         return np.array([*values, np.nan], dtype=np.float64)[labels.codes]
 
     def _text_for_number(self, labels: Factor) -> None:
+        strange = [label.strip() for label in labels.levels if number(label) is None]
         strays = _rows_of(labels, [number(label) is None for label in labels.levels])
         fix = "write a decimal point or state decimal in the silo file, or map text with levels there"
+        if strange and all(map(_DATE.fullmatch, strange)):
+            fix = (
+                "these look like dates: map the time between two dates, with from and to in the silo file, "
+                'and declare the variable as a "date difference" in [variables] of the study'
+            )
         if not self._count("is text where a number is expected", strays, fix):
             fix = "convert the column to numbers"
             self._count("is a number stored as text", labels.codes >= 0, fix)
@@ -509,8 +516,7 @@ class Converter:
             self._count(
                 "is missing, and the study does not say what to do,",
                 missing,
-                'complete it, or declare in [variables] of the study: missing = "impute" or "indicator" for '
-                'a covariate, "omit" for the treatment; for the outcome, a missingness model',
+                column.if_missing,
             )
 
     def _count(self, message: str, rows: Bools, fix: str) -> bool:

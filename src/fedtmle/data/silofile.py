@@ -74,8 +74,8 @@ class Column:
 
     ``bounds`` are for numbers and counts. ``levels`` are for factors and binary columns; those of a binary
     column are (the name of 0, the name of 1).
-    ``outside`` is the message for values beyond the bounds, and what to do about them. ``unit`` is the
-    unit in the study's dictionary.
+    ``outside`` is the message for values beyond the bounds, and what to do about them; ``if_missing`` is
+    what to do about missing values. ``unit`` is the unit in the study's dictionary.
     """
 
     name: str
@@ -87,6 +87,7 @@ class Column:
         "is outside the declared bounds",
         "check the unit (scale and shift in the silo file), the records or the study's bounds",
     )
+    if_missing: str = "complete it"
     unit: str = ""
 
     def __post_init__(self) -> None:

@@ -461,26 +461,7 @@ class Study:
 
     def _check_missing(self, variables: Variables) -> None:
         """Check that "omit" is declared for the treatment only, and other ways for covariates only."""
-        never: Mapping[str, str] = self.target.never_missing()
-        others: dict[str | None, str] = {
-            self.target.outcome: "the outcome; give a missingness_model",
-            self.target.strata: "the strata",
-            self.weights: "the weight of records",
-            self.cluster: "the cluster",
-            **dict(never.items()),
-            **{
-                name: "a supplied prediction"
-                for model in self.models.values()
-                if isinstance(model, Supplied)
-                for name in model.columns
-            },
-            **{
-                self.declared_name(name): "what a rule reads"
-                for rule in self.target.regimes()
-                for name in rule.needs
-            },
-            **dict.fromkeys(self.target.more_columns(), "a column of the target"),
-        }
+        others = self.always_complete
         for name, variable in variables.items():
             how = variable.missing
             if (how == "omit") != (name == self.target.treatment and how != "refuse"):
@@ -507,6 +488,31 @@ class Study:
             raise InputError(
                 "variables: a study that imputes combines pooled estimates, and Personalized has none"
             )
+
+    @property
+    def always_complete(self) -> dict[str, str]:
+        """The columns but the treatment that are neither imputed nor given an indicator, with their parts."""
+        never: Mapping[str, str] = self.target.never_missing()
+        columns: dict[str | None, str] = {
+            self.target.outcome: "the outcome; give a missingness_model",
+            self.target.strata: "the strata",
+            self.weights: "the weight of records",
+            self.cluster: "the cluster",
+            **dict(never.items()),
+            **{
+                name: "a supplied prediction"
+                for model in self.models.values()
+                if isinstance(model, Supplied)
+                for name in model.columns
+            },
+            **{
+                self.declared_name(name): "what a rule reads"
+                for rule in self.target.regimes()
+                for name in rule.needs
+            },
+            **dict.fromkeys(self.target.more_columns(), "a column of the target"),
+        }
+        return {name: part for name, part in columns.items() if name is not None}
 
     @property
     def may_be_missing(self) -> tuple[str, ...]:

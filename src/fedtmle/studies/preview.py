@@ -17,9 +17,11 @@ from fedtmle.errors import FedTMLEError, InputError, RefusedError
 from fedtmle.initial.design import column_names
 from fedtmle.initial.glm import GLM
 from fedtmle.initial.superlearner import SuperLearner, formulas
+from fedtmle.model.budget import OWNER_DELTA
 from fedtmle.model.table import SILO, Table
 from fedtmle.model.types import Array, IntArray
 from fedtmle.programs.flow import StudyProgram
+from fedtmle.programs.missing import missing_mask
 from fedtmle.programs.study import Study
 from fedtmle.protocol.guard import Guard, RefusalError, disclosed_numbers, too_few_silos
 from fedtmle.protocol.looks import LookGroups
@@ -42,6 +44,18 @@ from fedtmle.studyfile.schema import first_period, schema_of
 
 NO_GROUPS = LookGroups()
 MERGE = "merge it with another level (levels in the silo file), or leave the variable out of the models"
+ARM = (
+    "the study compares its arms, so that none can be merged or left out: the owner may lower the limit, "
+    f"below {Policy().min_arm_rows} with a reason, or the silo stays out of the study"
+)
+STRATUM = (
+    "group the strata in the study: the owner may also lower the limit, below "
+    f"{Policy().min_arm_rows} with a reason, or the silo stays out of the study"
+)
+FEW_MISSING = (
+    "complete them where the values are known: the owner may also lower the limit, to "
+    f"{Policy().min_missing} without a reason, or the silo stays out of the study"
+)
 
 
 def obstacles(
@@ -80,16 +94,11 @@ def _refusals(study: Study, silo: str, table: Table, policy: Policy, silos: int)
     if table.n_rows < policy.min_rows:
         message = f"has {table.n_rows} records, and its policy asks for {policy.min_rows} (min_rows)"
         yield Defect(message=message, fix="leave the silo out of the study", silo=silo)
-    target = study.target
-    treatment = None if target.is_modified else target.treatment
-    for column in (name for name in (treatment, target.strata) if name is not None):
-        for level, count in _level_counts(study, table, column).items():
-            if 0 < count < policy.min_arm_rows:
-                yield _few(silo, column, level, count, "min_arm_rows", policy.min_arm_rows)
+    yield from _small_arms(study, silo, table, policy)
     for column in sorted(_fitted_factors(study)):
         for level, count in _level_counts(study, table, column).items():
             if 0 < count < policy.min_support:
-                yield _few(silo, column, level, count, "min_support", policy.min_support)
+                yield _few(silo, column, f"level '{level}'", count, "min_support", policy, MERGE)
     for column in sorted(_fitted_numbers(study) & set(table.numeric)):
         count = int(np.count_nonzero(np.nan_to_num(table.numeric[column])))
         if 0 < count < policy.min_support:
@@ -97,11 +106,66 @@ def _refusals(study: Study, silo: str, table: Table, policy: Policy, silos: int)
                 f"is not zero in {count} records, and the policy asks for {policy.min_support} (min_support)"
             )
             yield Defect(message=message, fix="leave it out of the models", silo=silo, column=column)
+    for column, where, count in _missing(study, table):
+        if 0 < count < policy.min_missing:
+            message = (
+                f"is missing in {count} of the records{where}, and the policy asks for none or "
+                f"{policy.min_missing} (min_missing)"
+            )
+            yield Defect(message=message, fix=FEW_MISSING, silo=silo, column=column)
+    yield from _too_little_noise(study, silo, policy)
 
 
-def _few(silo: str, column: str, level: str, count: int, key: str, floor: int) -> Defect:
-    message = f"level '{level}' has {count} records, and the policy asks for {floor} ({key})"
-    return Defect(message=message, fix=MERGE, silo=silo, column=column)
+def _small_arms(study: Study, silo: str, table: Table, policy: Policy) -> Iterator[Defect]:
+    """Yield a defect for each arm and each stratum that has too few records."""
+    target = study.target
+    treatment = None if target.is_modified else target.treatment
+    for column in (name for name in (treatment, target.strata) if name is not None):
+        for level, count in _level_counts(study, table, column).items():
+            if 0 < count < policy.min_arm_rows:
+                what, fix = (f"arm '{level}'", ARM) if column == treatment else (f"level '{level}'", STRATUM)
+                yield _few(silo, column, what, count, "min_arm_rows", policy, fix)
+
+
+def _few(silo: str, column: str, what: str, count: int, key: str, policy: Policy, fix: str) -> Defect:
+    message = f"{what} has {count} records, and the policy asks for {getattr(policy, key)} ({key})"
+    return Defect(message=message, fix=fix, silo=silo, column=column)
+
+
+def _missing(study: Study, table: Table) -> Iterator[tuple[str, str, int]]:
+    """Yield the columns whose missing values the study counts: the name, in which arm, and the number."""
+    target = study.target
+    there = {*table.numeric, *table.factors}
+    named = [name for name in study.may_be_missing if name in there]
+    for name in [*named, *([str(target.treatment)] if study.omits else [])]:
+        yield name, "", int(np.count_nonzero(missing_mask(table, name)))
+    if study.missingness_model is None or target.outcome not in table.numeric:
+        return
+    is_missing = missing_mask(table, target.outcome)
+    if target.treatment is None or target.is_modified:
+        yield target.outcome, "", int(np.count_nonzero(is_missing))
+        return
+    arm = table.factors[target.treatment].recode(target.arms)
+    for code, level in enumerate(target.arms):
+        yield target.outcome, f" of arm '{level}'", int(np.count_nonzero(is_missing & (arm == code)))
+
+
+def _too_little_noise(study: Study, silo: str, policy: Policy) -> Iterator[Defect]:
+    """Yield a defect for each limit on epsilon by which the study has too little noise, or none."""
+    privacy = study.privacy
+    for key in ("max_epsilon", "max_epsilon_total"):
+        limit = getattr(policy, key)
+        if limit >= getattr(Policy(), key) or (privacy is not None and privacy.owners_epsilon <= limit):
+            continue
+        if privacy is None:
+            message = f"the study adds no noise, and its policy asks for noise ({key} = {limit:g})"
+        else:
+            message = (
+                f"the study adds less noise than its policy asks for: epsilon {privacy.owners_epsilon:.3g} "
+                f"at delta {OWNER_DELTA:g}, and {key} = {limit:g}"
+            )
+        fix = f"ask the statistician for a [privacy] section with epsilon of at most {limit:g}"
+        yield Defect(message=message, fix=fix, silo=silo)
 
 
 def _pooled(study: Study, tables: Mapping[str, Table]) -> Iterator[Defect]:
@@ -304,7 +368,9 @@ def preview(plan: Plan, file: SiloFile, audited: PlannedRisk | None = None) -> P
         refused_by, reason = opening
     elif conflicts:
         refused_by, reason, sent = f"memory: {conflicts[0].key}", Reason.POLICY.value, 0
-    advice = _obstacles(plan, file) or tuple(filter(None, [silo.advice]))
+    advice = _obstacles(plan, file) or tuple(
+        filter(None, [silo.advice or about_limit(file.policy, refused_by)])
+    )
     return Preview(
         silo=file.name,
         plan=plan.digest.hex(),
@@ -353,6 +419,19 @@ def _refused_at_opening(plan: Plan, file: SiloFile) -> tuple[str, str] | None:
     except RefusalError as refusal:
         return refusal.key, refusal.reason.value
     return None
+
+
+def about_limit(policy: Policy, key: str) -> str:
+    """Return what a key of the policy that refuses a study means, and what to do; nothing of another key."""
+    limit = next((limit for limit in Policy.limits() if limit.name == key), None)
+    if limit is None:
+        return ""
+    value = getattr(policy, key)
+    stated = str(value).lower() if isinstance(value, bool) else f"{value:g}"
+    return (
+        f"{key} is {stated} in your policy: {limit.meaning} Change it in [policy] of the silo file ("
+        f"{limit.direction.value}), or leave the silo out of the study."
+    )
 
 
 def _obstacles(plan: Plan, file: SiloFile) -> tuple[str, ...]:

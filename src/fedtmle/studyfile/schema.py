@@ -28,8 +28,27 @@ def schema_of(study: Study) -> Schema:
     for column in (*_roles(study), *_covariates(study)):
         declared = _declared(column, study.variables)
         for each in _by_period(declared, study):
-            columns.setdefault((each.name, column.kind is Kind.FACTOR), each)
+            columns.setdefault(
+                (each.name, column.kind is Kind.FACTOR),
+                replace(each, if_missing=_if_missing(study, column.name)),
+            )
     return Schema(tuple(columns.values()))
+
+
+def _if_missing(study: Study, name: str) -> str:
+    """Return what to do about missing values of a column, by its part in the study."""
+    target, part = study.target, study.always_complete.get(name)
+    if name == target.treatment:
+        return (
+            "complete it; it is the treatment, and the study can leave such records out, with "
+            'missing = "omit" in [variables]'
+        )
+    if part is None:
+        ways = '"impute" or "indicator"' if target.may_impute else '"indicator"'
+        return f"complete it; it is a covariate, and the study can declare missing = {ways} in [variables]"
+    if name == target.outcome and name not in target.never_missing():
+        return "complete it; it is the outcome, and the study can have a model of its missingness"
+    return f"complete it; it is {part}, which every record must have"
 
 
 def _by_period(column: Column, study: Study) -> Iterator[Column]:
