@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import re
 import shutil
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -132,6 +133,7 @@ def test_the_preview_shows_every_kind_of_message_that_leaves(folder: Path) -> No
     assert max(map(len, shown.splitlines())) <= 80
     assert "would allow" in shown
     assert "(models)" in shown
+    assert not re.search(r"\b[0-9a-f]{2}( [0-9a-f]{2}){3}", shown)  # no bytes of a message
     assert "(nuisance)" not in shown  # one word for it, as in `run`
     view = preview(plan, home.file)
     # Queries share rounds; which of them do may differ, as a fit may take a step more on one silo alone.
@@ -341,6 +343,10 @@ def test_an_impact_summary_of_a_masked_study(folder: Path) -> None:
     text = command("silo", "assess", study, "--silo", silo)
     assert "Answers are masked" in text
     assert "the server: totals over all silos" in text.partition("## Purpose")[0]
+    limits = command("silo", "preview", study, "--silo", silo).partition("Your limits:\n")[2].splitlines()
+    labels = [line.split()[0] for line in limits[: limits.index("")]]
+    assert labels == ["rows", "silos", "sums", "queries", "numbers"]  # none is cut
+    assert max(map(len, limits)) <= 80
     says_masks_are_left_out_of_the_figures(text)
     says_masks_are_left_out_of_the_figures(command("silo", "approve", study, "--silo", silo, "--yes"))
     says_masks_are_left_out_of_the_figures(command("risk", study, "--silo", silo))

@@ -147,8 +147,8 @@ class Policy:
         _FLOOR,
         1.2,
         0.0,
-        "No one person may make up more than one part in so many (1.2: 83 %) of any number that can be "
-        "computed from one answer.",
+        "The most that one person may be of any number that can be computed from one answer, as one part in "
+        "so many: 1.2 allows 83 %.",
     )
     min_pooled: float = _key(
         _FLOOR, 2.0, 0.0, "The same limit for masked studies, counted over all silos' records."

@@ -251,19 +251,15 @@ def _is_constant(name: str, tables: Mapping[str, Table]) -> bool:
     return len(known) > 0 and bool((known == known[0]).all())
 
 
-EXAMPLE_BYTES = 12  # shown of a message
-
-
 @dataclass
 class MessageKind:
-    """One kind of message: its explanation, how often it would be sent, and the start of the first one."""
+    """One kind of message: its explanation, how often it would be sent, and how large all of them are."""
 
     explanation: str
     phase: str
     times: int = 0
     numbers: int = 0
     bits: int = 0
-    example: str = ""
 
 
 @dataclass(frozen=True)
@@ -334,7 +330,6 @@ def preview(plan: Plan, file: SiloFile, audited: PlannedRisk | None = None) -> P
         kind.numbers += numbers
         sent += 0 if refused_by else numbers
         kind.bits += reply.payload.length
-        kind.example = kind.example or reply.payload.data[:EXAMPLE_BYTES].hex(" ")
 
     guard = Guard(file.policy, is_masked=plan.is_masked)
     peers = Home(file).peers
@@ -472,5 +467,5 @@ def _limits(
             not plan.is_masked or plan.fewest_together >= policy.colluders + 2,
         ),
         CheckedLimit("queries", f"{queries:,} (at most {max_queries:,})", queries <= max_queries),
-        CheckedLimit("numbers disclosed", f"{numbers:,} (at most {max_numbers:,})", numbers <= max_numbers),
+        CheckedLimit("numbers", f"{numbers:,} (at most {max_numbers:,})", numbers <= max_numbers),
     )

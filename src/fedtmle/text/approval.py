@@ -45,7 +45,7 @@ def render_preview(view: Preview) -> str:
         lines += wrapped(f"{named} ({phase_name(kind.phase)})", first="* ", indent="  ")
         for part in parts if len(parts) > 1 else ():
             lines += wrapped(part, first="  - ", indent="    ")
-        lines += [f"    {sent_size(kind)}; the first begins", f"    {kind.example}"]
+        lines += [f"    {sent_size(kind)}"]
     for meaning in explained(view):
         lines += ["", *wrapped(meaning)]
     lines += ["", "Your limits:"]
