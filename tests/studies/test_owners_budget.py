@@ -173,6 +173,10 @@ def test_a_lowered_limit_of_bits_needs_a_budget_for_noise(tmp_path: Path) -> Non
     with pytest.raises(RefusedError):
         hospitals.run(private(hospitals, 1))
     assert last_key(hospitals) == "memory: max_bits"
+    study = private(hospitals, 2)
+    view = preview(file_plan(study), read_silo_file(study.silos["p"]))
+    assert view.refused_by == "memory: max_bits"
+    assert "state max_epsilon_total in [policy] for them" in view.conflicts[0].text
     budgeted = Hospitals(tmp_path / "2", NAMES, policy="max_bits = 1.5\nmax_epsilon_total = 2.0\n")
     budgeted.run(private(budgeted, 1))
 

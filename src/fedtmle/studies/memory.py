@@ -49,6 +49,7 @@ from fedtmle.studyfile.schema import schema_of
 # if the row space holds a vector that is zero elsewhere, which is so if the columns elsewhere have a smaller
 # rank.
 
+NOISE_IN_BITS = "Studies with noise are not counted in bits: state max_epsilon_total in [policy] for them."
 DIGEST = 16  # bytes for a record: two of 2^40 records share one with probability 2^-49
 _MAGIC = b"fedtmle rows 1\n"
 _PRIME = (1 << 61) - 1  # no minor of 27 or fewer rows of zeros and ones is a multiple of it
@@ -421,7 +422,8 @@ def beyond_max_bits(
     if bits is None and policy.max_bits >= Policy().max_bits:
         return ()
     if bits is None:
-        text = "Your policy limits what all studies disclose (max_bits); `risk` could not audit this one."
+        text = "Your policy limits what all studies disclose in bits (max_bits), and this one has no audit. "
+        text += NOISE_IN_BITS if plan.program.privacy else "`fedtmle risk` says why."
         return (Conflict(key="max_bits", text=text, is_alone=True),)
     return tuple(
         _beyond(column, here, spent.get(column, 0.0), policy.max_bits)

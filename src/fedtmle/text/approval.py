@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from typing import NamedTuple
 
 from fedtmle.layout import Document, aligned, bits, phase_name, wrapped
 from fedtmle.protocol.policy import lowered_limit
@@ -271,36 +272,49 @@ def risk_verdict(document: Document) -> list[str]:
     return lines
 
 
+class Verbs(NamedTuple):
+    """The verbs of a verdict, as a fact or as what would hold without masks."""
+
+    without: str
+    can: str
+    cannot: str
+    learns: str
+    still_learns: str
+    knows: str
+
+
+FACT = Verbs("", "can", "cannot", "learns", "still learns", "knows")
+UNMASKED = Verbs("without masks, ", "could", "could not", "would learn", "would still learn", "would know")
+
+
 def sentence(finding: Document, is_masked: bool) -> str:
     """Return what an attacker can learn about a column, in words; under masks, could learn without them."""
+    verbs = UNMASKED if is_masked else FACT
     column, records, known = finding["column"], finding["records"], finding["known"]
-    can, without = ("could", "without masks, ") if is_masked else ("can", "")
     if finding["attacker"] == "nothing":
         mean = finding["mean"]
-        learns = "would learn" if is_masked else "learns"
         share = 1 - (mean["after"] / mean["prior"]) ** 2 if mean["prior"] else 0.0
         if share > 0.999:
-            learned = f"still {learns} this silo's mean exactly"
+            learned = f"{verbs.still_learns} this silo's mean exactly"
         else:
-            learned = f"{learns} {share:.0%} of the variance of this silo's mean"
-        return (
-            f"{column}: {without}someone who knows no record {learned}, and next to nothing about a single "
-            "record."
-        )
+            learned = f"{verbs.learns} {share:.0%} of the variance of this silo's mean"
+        who = f"{verbs.without}someone who knows no record"
+        return f"{column}: {who} {learned}, and next to nothing about a single record."
     who = "who knows every other record" if finding["attacker"] == "others" else "who knows the other columns"
     if known == records:
-        learned = f"{can} work out the value of every one of the {records:,} records"
+        learned = f"{verbs.can} work out the value of every one of the {records:,} records"
     elif known:
-        learned = f"{can} work out the value of {known:,} of {records:,} records"
+        learned = f"{verbs.can} work out the value of {known:,} of {records:,} records"
     elif finding["worst"] < 0.5 * finding["prior"]:
         share = finding["worst"] / finding["prior"]
-        learned = f"{can} narrow some records to {share:.0%} of the range, and {can} work out none"
+        learned = (
+            f"{verbs.can} narrow some records to {share:.0%} of the range, and {verbs.can} work out none"
+        )
     else:
-        learned = f"{can}not work out any single record from the answers alone"
+        learned = f"{verbs.cannot} work out any single record from the answers alone"
     if finding["mean"] is not None and finding["mean"]["after"] < 0.01 * finding["mean"]["prior"]:
-        knows = "would know" if is_masked else "knows"
-        learned += f", {'and' if known else 'but'} {knows} this silo's mean"
-    return f"{column}: {without}an attacker {who} {learned}."
+        learned += f", {'and' if known else 'but'} {verbs.knows} this silo's mean"
+    return f"{column}: {verbs.without}an attacker {who} {learned}."
 
 
 def _size(value: float | None) -> str:
