@@ -78,7 +78,15 @@ def test_text_where_a_number_is_expected_is_counted() -> None:
 def test_a_level_never_declared_is_counted() -> None:
     arm = population(120, seed=40)["a"]
     arm[:4] = 7654
-    refused(study(), silos(a=arm), "column 'a'", "does not declare in 4 rows", kind=DataError)
+    refused(study(), silos(a=arm), "column 'a'", "is neither 0 nor 1 in 4 rows", kind=DataError)
+
+
+def test_a_treatment_in_words_is_one_defect_whose_mapping_is_shown() -> None:
+    arm = np.where(population(120, seed=40)["a"] == 1, "yes", "no")
+    with pytest.raises(DataError) as caught:
+        ft.run(study(), silos(a=arm))
+    assert str(caught.value).count("column 'a'") == 1
+    assert "a = {levels = {no = 0, yes = 1}}" in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["y", "w", "a", "weight", "family", "old"])

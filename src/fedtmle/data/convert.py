@@ -366,7 +366,7 @@ class Converter:
         if column.kind is Kind.BINARY:
             neither = (values != 0.0) & (values != 1.0)
             neither &= True if math.isfinite(reach) else ~np.isnan(values)
-            self._count("is neither 0 nor 1", neither, "code it 0 and 1, or map it with levels")
+            self._refuse_not_binary(neither)
         if column.kind is Kind.COUNT:
             broken = ~np.isnan(values) & ((values < 0.0) | (values != np.floor(values)))
             self._count(
@@ -402,11 +402,18 @@ class Converter:
             chosen = [meant.get(label) == (level, difference) for label in labels.levels]
             message = f"has labels that differ from the declared level '{level}' {difference} only,"
             self._count(message, _rows_of(labels, chosen), "map them with levels in the silo file")
-        others = [label in meant and meant[label] is None for label in labels.levels]
-        fix = "map it with levels in the silo file, or declare it in the study"
+        others = _rows_of(labels, [label in meant and meant[label] is None for label in labels.levels])
         if levels == ("0", "1"):
-            fix += ' as kind = "category" with levels, and write C(...) in formulas'
-        self._count("has a level that the study does not declare", _rows_of(labels, others), fix)
+            self._refuse_not_binary(others)
+        else:
+            fix = "map it with levels in the silo file, or declare it in the study"
+            self._count("has a level that the study does not declare", others, fix)
+
+    def _refuse_not_binary(self, rows: Bools) -> bool:
+        """Report rows of a variable of 0 and 1, in the same words whether arms or numbers are read."""
+        example = f"{self.name} = {{levels = {{no = 0, yes = 1}}}}"
+        fix = f"code it 0 and 1, or map it in [columns] of the silo file, as in {example}"
+        return self._count("is neither 0 nor 1", rows, fix)
 
     def _hint_unit(self, values: Array, low: float, high: float) -> None:
         """Add a hint about the likely unit, if most values are outside the range."""
@@ -485,7 +492,7 @@ class Converter:
     def _positions(self, labels: Factor, levels: tuple[str, ...]) -> Array | None:
         """Return text as 0 and 1, its position among the two levels."""
         unknown = _rows_of(labels, [label not in levels for label in labels.levels])
-        if self._count("is neither 0 nor 1", unknown, "code it 0 and 1, or map it with levels"):
+        if self._refuse_not_binary(unknown):
             return None
         codes = recode(labels.codes, labels.levels, levels)
         return np.where(codes < 0, np.nan, codes.astype(np.float64))
