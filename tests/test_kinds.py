@@ -34,6 +34,7 @@ from tests.attacks.limits import ReleasedEstimate
 from tests.attacks.test_attacks import ATTACKS, HIDDEN, SUPPRESSED, WORKING
 from tests.attacks.test_differences import CrossFittedHazards, ManyInEachFold, RetiringFit
 from tests.attacks.test_predictions import Alone, BesideTheArm
+from tests.attacks.test_tabulated import ManyHigh, ManyLeave, Spanning, Stratified, Weighted
 from tests.data_layer.asking import SERVED, SOURCES, frame, numeric, schema
 from tests.effects import test_eif, test_populations
 from tests.engine import lines
@@ -135,7 +136,8 @@ def test_every_kind_has_an_example(name: str) -> None:
 
 def test_every_attack_is_carried_out() -> None:
     folds = (ManyInEachFold, CrossFittedHazards, RetiringFit)
-    elsewhere = (Alone, BesideTheArm, ReleasedEstimate, *folds)  # by tests of their own
+    answered = (ManyHigh, ManyLeave, Spanning, Stratified, Weighted)  # honest studies of the same form
+    elsewhere = (Alone, BesideTheArm, ReleasedEstimate, *folds, *answered)  # by tests of their own
     carried_out = [*(ATTACKS | SUPPRESSED | HIDDEN | WORKING).values(), *elsewhere]
     assert without_example(AbstractAttack, carried_out, package="tests") == set()
 

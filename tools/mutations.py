@@ -451,12 +451,23 @@ MUTATIONS: tuple[Mutation, ...] = (
     *_many(
         "protocol/masked.py",
         "tests/protocol/test_shown.py",
-        ("one silo may show a part alone", "return disclosing >= enough and", "return disclosing >= 1 and"),
-        ("one silo may hide a part alone", "(others == 0 or others >= enough)", "True"),
+        ("one silo may show a part alone", "self._are_several(disclosing) and", "True and"),
+        ("one silo may hide a part alone", "and self._are_several(hiding)):", "):"),
+        ("a liar may be one of two", "sorted(counts)[: len(counts) - self.liars]", "counts"),
+        ("colluders are two silos", "sum(counts) >= self.liars + 2", "sum(counts) >= 2"),
         (
             "nobody leaves out what too few show",
             "self.query.hiding(hidden) if hidden else",
             "self.query if hidden else",
+        ),
+    ),
+    *_many(
+        "protocol/guard.py",
+        "tests/protocol/test_shown.py",
+        (
+            "it is believed that a silo shows what it hides",
+            "for k, is_shown in enumerate(query.shown(disclosed)) if k in self._shown_by_all",
+            "for k, is_shown in ()",
         ),
     ),
     *_many(

@@ -21,7 +21,7 @@ from fedtmle.model.types import upper_pairs
 from fedtmle.protocol import messages
 from fedtmle.protocol.coded import Rounded
 from fedtmle.protocol.codes import BitReader, BitWriter, Uplink, encode
-from fedtmle.protocol.masked import AbstractLook, Groups, LookQuery, MaskedForm, PooledGram
+from fedtmle.protocol.masked import AbstractLook, Groups, LookQuery, MaskedForm, PooledGram, ShownQuery
 from fedtmle.protocol.masks import COUNT, Packing
 from fedtmle.protocol.messages import (
     Answered,
@@ -229,6 +229,8 @@ class MaskedServer(Server):
             return self._pooled()
         if isinstance(self.query, LookQuery):
             self.looks.append(self.query.grams(self._totals))
+        if isinstance(self.query, ShownQuery):
+            return self.tell(self._totals)  # whoever hides a part refuses if all are said to disclose it
         people = [lane.reach // len(NAMES) * self._lies for lane in form.packing.lanes]
         more = map(mul, people * len(self._groups), self._claims())
         return self.tell(tuple(map(add, self._totals, more)))

@@ -68,6 +68,10 @@ MOST_DECLINED = 4  # answers that a silo may decline in one study; each disclose
 MOST_KEPT = 1 << 22  # numbers of disclosed columns to keep in memory; beyond, they are evaluated again
 Judged = Union | Hazards | FoldRows  # rows that silos judge together beside those of each model
 NEARLY_ALONE = 1.0 - 1e-6  # a share, by the own rows, with which one person is alone: no look is asked for
+SAID_TO_SHOW = (
+    "It was said that all silos disclose a part of this answer that your silo leaves out, because few people "
+    "are behind it: a silo lies, or the server."
+)
 MARGIN = 1.5  # factor by which a look should stay below the limit, so that it also holds at nearby points
 
 
@@ -163,6 +167,7 @@ class Guard:
         self._batch_sizes: list[int] = []
         self._fresh: FreshBatches | None = None  # the batches so far, if they may be drawn anew
         self._left_out: frozenset[int] = frozenset()  # members of the last examined query
+        self._shown_by_all: frozenset[int] = frozenset()  # parts of it that all silos are said to disclose
         self._compared: list[AbstractSubject] = []  # whose columns were compared with those of all silos
         self.alone: dict[str, None] = {}  # columns and levels that the silo has alone, as far as it can know
         self.remark = ""  # about the last examined query, for the owner's ledger
@@ -273,6 +278,7 @@ class Guard:
             if not member.is_optional:
                 self._examine_columns(member, number, local, looks)
         self._left_out = left_out(query, local, self.policy) | declined
+        self._shown_by_all = frozenset() if looks is None else looks.shown_by_all
 
     def _examine_columns(self, query: Query, number: int, local: Local, looks: Looks | None) -> None:
         """Check the columns of an answer by the own rows or, if these prove little, by those of all silos.
@@ -412,7 +418,10 @@ class Guard:
         for member, part in zip(query.members, query.split(answer), strict=True):
             if isinstance(part, Sums):
                 self._examine_sums(member, part, n_rows)
-        return suppressed(query, answer, self.policy, self._left_out)
+        disclosed = suppressed(query, answer, self.policy, self._left_out)
+        if not all(is_shown for k, is_shown in enumerate(query.shown(disclosed)) if k in self._shown_by_all):
+            raise RefusalError(Reason.POLICY, "min_cell", SAID_TO_SHOW)
+        return disclosed
 
     def _examine_sums(self, query: Query, sums: Sums, n_rows: int) -> None:
         """Check the counts of people in an answer."""

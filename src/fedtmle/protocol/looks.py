@@ -189,6 +189,7 @@ class Looks:
         self._has_been_void = False
         self.may_be_void = False  # whether silos may leave this round's query without an answer
         self.closing: Mapping[int, tuple[PooledLevels, ...]] = {}  # by member of this round's query
+        self.shown_by_all: frozenset[int] = frozenset()  # parts of this round's query, as the silos say
 
     def before(self, flow: Flow[Result]) -> Flow[Result]:
         """Return the flow with a look before each query whose rows are not known well enough.
@@ -204,9 +205,11 @@ class Looks:
                 result: Result = stop.value
                 return result
             yield from self._look(query)
+            self.shown_by_all = frozenset()
             if query.hideable:
-                shown = ShownQuery(query=query, silos=sum(map(len, self.groups.groups)), phase=query.phase)
-                query = shown.kept((yield shown), self.groups.liars)
+                groups, liars = self.groups.groups, self.groups.liars
+                shown = ShownQuery(query=query, groups=groups, liars=liars, phase=query.phase)
+                query, self.shown_by_all = shown.kept((yield shown))
             closings = closings_of(query)
             if closings and not self._has_been_void:
                 self.may_be_void = True

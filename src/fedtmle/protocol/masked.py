@@ -743,19 +743,22 @@ class GainsQuery(AbstractLook):
 # A silo leaves out what few of its people are behind: a covariate's sums, a bin, an answer that is optional.
 # The total is then over the other silos. If one silo alone discloses a part, the total is that silo's own,
 # and if one alone does not, what is left of the total over all silos, where that is known, is that silo's
-# own. So under masks the silos first count who would disclose each part. It is asked for if they all do, or
-# if those who do and those who do not are both at least two more than may collude.
+# own. So under masks the silos first count who would disclose each part. It is asked for if those who do are
+# several, and those who do not are none or several: two or more that neither lie nor collude. Liars may
+# change the count of their own group only. A silo that leaves out a part which all are said to disclose
+# refuses.
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class ShownQuery(AbstractLook):
-    """How many silos would disclose each part of the next answer that silos may leave out."""
+    """How many silos of each group would disclose each part of the next answer that silos may leave out."""
 
     explanation = "which parts of the next answer the silo leaves out, because few people are behind them"
 
     query: Query
-    silos: int
+    groups: Groups
+    liars: int
     phase: Phase = Phase.DIAGNOSTICS
 
     @cached_property
@@ -763,12 +766,20 @@ class ShownQuery(AbstractLook):
         return tuple(member for member in self.query.members if member.hideable)
 
     @property
+    def disclosed_groups(self) -> Groups:
+        return self.groups
+
+    @property
     def answer_code(self) -> Golomb:
         return Golomb(blocks=tuple(member.hideable for member in self.asks_about))
 
     @property
+    def pooled_code(self) -> Golomb:
+        return Golomb(blocks=self.answer_code.blocks * len(self.groups))
+
+    @property
     def lanes(self) -> tuple[Lane, ...]:
-        return (Lane(self.silos),) * self.answer_code.numbers
+        return (Lane(max(map(len, self.groups))),) * self.query.hideable
 
     def answer(self, local: Local) -> Integers:
         """Return the answers themselves, of which `suppress` leaves one bit for each part."""
@@ -779,13 +790,31 @@ class ShownQuery(AbstractLook):
         parts = (member.shown(member.suppress(part, floor)) for member, part in pairs)
         return tuple(int(is_shown) for part in parts for is_shown in part)
 
-    def kept(self, pooled: Integers, colluders: int) -> Query:
-        """Return the query without the parts that too few silos would disclose, or too few would not."""
-        enough = colluders + 2
+    def kept(self, pooled: Integers) -> tuple[Query, frozenset[int]]:
+        """Return the query without the parts that too few silos, or all but too few, would disclose.
 
-        def is_safe(disclosing: int) -> bool:
-            others = self.silos - disclosing
-            return disclosing >= enough and (others == 0 or others >= enough)
+        The numbers of the parts that all silos are said to disclose come second.
+        """
+        parts = self.query.hideable
+        by_group = [pooled[first : first + parts] for first in range(0, len(pooled), parts)]
+        everyone, hidden = set(), set()
+        for part, disclosing in enumerate(zip(*by_group, strict=True)):
+            hiding = self._hiding(disclosing)
+            if not any(hiding):
+                everyone.add(part)
+            elif min(hiding) < 0 or not (self._are_several(disclosing) and self._are_several(hiding)):
+                hidden.add(part)
+        return self.query.hiding(hidden) if hidden else self.query, frozenset(everyone)
 
-        hidden = [part for part, disclosing in enumerate(pooled) if not is_safe(disclosing)]
-        return self.query.hiding(hidden) if hidden else self.query
+    def _hiding(self, disclosing: Integers) -> Integers:
+        """Return how many silos of each group would not disclose a part."""
+        return tuple(len(group) - count for group, count in zip(self.groups, disclosing, strict=True))
+
+    def _are_several(self, counts: Integers) -> bool:
+        """Return whether two silos or more of those counted are honest: liars are in as many groups at most.
+
+        If all are in one group they are believed, and may subtract their own.
+        """
+        if len(self.groups) == 1:
+            return sum(counts) >= self.liars + 2
+        return sum(sorted(counts)[: len(counts) - self.liars]) >= 2
