@@ -68,13 +68,14 @@ def _suite(name: str, *, quick: bool) -> list[Row]:
 
 
 def _program(name: str) -> str:
-    """Return what a program printed, "" if it printed nothing."""
+    """Return what a program printed, "" if it failed on the way; a limit that is exceeded is no failure."""
     done = subprocess.run(  # noqa: S603 - a script of this folder
         [sys.executable, "-m", f"benchmarks.{name}"], capture_output=True, text=True, check=False
     )
-    if not done.stdout:
+    if not done.stdout or "Traceback" in done.stderr:
         reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
         print(f"{name} did not run: {reason}", file=sys.stderr)
+        return ""
     return done.stdout.rstrip()
 
 
