@@ -282,7 +282,7 @@ class BinsQuery(AbstractTotals[Bins, PooledBins]):
         return tuple(map(self._kept, shown, accumulate(self.bins.sizes, initial=0)))
 
     def _kept(self, group: tuple[BinTotal | None, ...], first: int) -> tuple[BinTotal | None, ...]:
-        """Return a group, whose first bin has this number, without the bins that every silo leaves out.
+        """Return a group without the bins that every silo leaves out; ``first`` numbers its first bin.
 
         People who leave in such a bin are counted with those before.
         """

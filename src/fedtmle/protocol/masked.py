@@ -402,7 +402,7 @@ class PooledGram(AbstractPooled):
 
     @property
     def is_crowded(self) -> bool:
-        """Whether few people remain to a column; with shares, if the silo with the largest leaves.
+        """Whether there are few people to a column, after the silo with the largest share has left.
 
         Sums over the periods are made of the few who leave: at the start of a fit the others' rows cancel.
         """
@@ -811,9 +811,10 @@ class ShownQuery(AbstractLook):
         return tuple(len(group) - count for group, count in zip(self.groups, disclosing, strict=True))
 
     def _are_several(self, counts: Integers) -> bool:
-        """Return whether two silos or more of those counted are honest: liars are in as many groups at most.
+        """Return whether at least two of the silos that were counted are honest.
 
-        If all are in one group they are believed, and may subtract their own.
+        A liar can change the count of its own group only, so that the largest counts, one for each liar, are
+        set aside. Silos in a single group are believed, but as many as may collude subtract their own rows.
         """
         if len(self.groups) == 1:
             return sum(counts) >= self.liars + 2

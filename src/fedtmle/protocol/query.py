@@ -421,7 +421,7 @@ class AbstractQuery(ABC, Generic[Answer, Pooled]):
 
     @property
     def asks_about(self) -> tuple[Query, ...]:
-        """Queries of which the answer says what the silo would leave out."""
+        """The queries of the next round, if a silo answers which of their parts it would leave out."""
         return ()
 
     @property

@@ -433,7 +433,7 @@ def beyond_max_bits(
 
 
 def _beyond(column: str, here: float, before: float, limit: float) -> Conflict:
-    """Return the conflict of a study that discloses ``here`` bits of a column after ``before``."""
+    """Return the conflict with the limit: earlier studies disclosed ``before`` bits, this one ``here``."""
     over = f"more than your {limit:g} for all studies (max_bits)."
     if before:
         words = f"Earlier studies disclosed up to {before:.1f} bits of one person's '{column}', and this one "

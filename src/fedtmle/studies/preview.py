@@ -133,7 +133,7 @@ def _few(silo: str, column: str, what: str, count: int, key: str, policy: Policy
 
 
 def _missing(study: Study, table: Table) -> Iterator[tuple[str, str, int]]:
-    """Yield the columns whose missing values the study counts: the name, in which arm, and the number."""
+    """Yield each column whose missing values the study counts: its name, the arm and their number."""
     target = study.target
     there = {*table.numeric, *table.factors}
     named = [name for name in study.may_be_missing if name in there]
@@ -253,7 +253,7 @@ def _is_constant(name: str, tables: Mapping[str, Table]) -> bool:
 
 @dataclass
 class MessageKind:
-    """One kind of message: its explanation, how often it would be sent, and how large all of them are."""
+    """A kind of message: what it discloses, how often it would be sent, and the size of all of them."""
 
     explanation: str
     phase: str

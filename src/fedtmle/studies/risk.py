@@ -184,9 +184,9 @@ def planned_risk(plan: Plan, file: SiloFile, n_rows: int) -> PlannedRisk:
 
 
 def bits_of(finding: Document) -> float:
-    """Return log2 of the range of the most exposed record before the answers over that after.
+    """Return by how many bits the answers narrow the range in which the most exposed record can be.
 
-    A level that can be worked out counts 1.
+    That is log2 of the range before over the range after. A level that can be worked out counts 1.
     """
     before, after = finding["prior"], finding["worst"]
     if finding["discrete"]:

@@ -135,7 +135,7 @@ _BARE_TEXT = re.compile(r"[^\W\d][^,\]}#\"'=]*")
 
 
 def _bare_text(text: str, error: tomllib.TOMLDecodeError) -> str:
-    """Return how to write the value at which the parser stopped, if it is text without quotes, or ""."""
+    """Return how to write text that lacks quotes, if the parser stopped at some, else ""."""
     at = re.match(r"Invalid value \(at line (\d+), column (\d+)\)", str(error))
     bare = at and _BARE_TEXT.match(text.split("\n")[int(at[1]) - 1], int(at[2]) - 1)
     if not bare:

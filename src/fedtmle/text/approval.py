@@ -288,7 +288,10 @@ UNMASKED = Verbs("without masks, ", "could", "could not", "would learn", "would 
 
 
 def sentence(finding: Document, is_masked: bool) -> str:
-    """Return what an attacker can learn about a column, in words; under masks, could learn without them."""
+    """Return in words what an attacker can learn about a column.
+
+    Of a masked study it is what could be learned if there were no masks.
+    """
     verbs = UNMASKED if is_masked else FACT
     column, records, known = finding["column"], finding["records"], finding["known"]
     if finding["attacker"] == "nothing":
