@@ -9,10 +9,10 @@ ROOT := $(if $(filter 0,$(shell id -u)),,sudo -n)
 
 .PHONY: demo test test-slow noise bench bundle dist browser postgres docs faults fuzz lint format types rings check clean
 
-$(READY): pyproject.toml paper/pyproject.toml examples/late/pyproject.toml constraints.txt
+$(READY): pyproject.toml core/pyproject.toml paper/pyproject.toml examples/late/pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt "pip>=25.1"
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable . --editable ./paper --editable ./examples/late --group dev
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ./core --editable . --editable ./paper --editable ./examples/late --group dev
 	touch $(READY)
 
 demo: $(READY)  ## the flagship study on this machine, and its report
@@ -65,19 +65,20 @@ bundle: $(READY)  ## an installation for machines without a network, in build/bu
 	rm -rf build/bundle
 	$(BIN)/python -m tools.bundle build/bundle
 
-dist: $(READY)  ## the distributions of the package and of the paper, checked, in build/dist
+dist: $(READY)  ## the distributions of the core, the package and the paper, checked, in build/dist
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --group release
 	rm -rf build/dist
 	$(BIN)/python -m hatchling build --directory $(CURDIR)/build/dist
+	cd core && $(CURDIR)/$(BIN)/python -m hatchling build --directory $(CURDIR)/build/dist
 	cd paper && $(CURDIR)/$(BIN)/python -m hatchling build --directory $(CURDIR)/build/dist
 	$(BIN)/twine check --strict build/dist/*
 
 BENCH_VENV := benchmarks/.venv
 BENCH ?=
 
-$(BENCH_VENV)/.ready: pyproject.toml paper/pyproject.toml benchmarks/requirements.txt
+$(BENCH_VENV)/.ready: pyproject.toml core/pyproject.toml paper/pyproject.toml benchmarks/requirements.txt
 	$(PYTHON) -m venv $(BENCH_VENV)
-	$(BENCH_VENV)/bin/pip install --quiet --disable-pip-version-check --requirement benchmarks/requirements.txt --editable . --editable ./paper
+	$(BENCH_VENV)/bin/pip install --quiet --disable-pip-version-check --requirement benchmarks/requirements.txt --editable ./core --editable . --editable ./paper
 	touch $(BENCH_VENV)/.ready
 
 bench: $(BENCH_VENV)/.ready  ## ratios beside memory, C and the peers, into docs/benchmarks.md; BENCH=--quick

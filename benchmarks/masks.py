@@ -18,7 +18,7 @@ from typing import Any
 
 from fedtmle.protocol.codes import BitWriter
 from fedtmle.protocol.masks import CHECK_BITS, Lane, Masker, Packing
-from fedtmle.runtime.signing import SigningKey, is_signed
+from fedtmle_core.signing import SigningKey, is_signed
 
 SILOS = (3, 10, 50, 200)
 LANES = (3, 300)

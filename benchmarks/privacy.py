@@ -31,12 +31,12 @@ import numpy as np
 import fedtmle as ft
 from benchmarks.private_records import Columns, Records, expit, floats
 from fedtmle.data import load_all
-from fedtmle.model.exact import Sums
-from fedtmle.model.types import Array
 from fedtmle.programs.flow import StudyProgram
 from fedtmle.protocol.outcome import Targeted
 from fedtmle.runtime.rows import LocalRows
 from fedtmle.studyfile.schema import schema_of
+from fedtmle_core.exact import Sums
+from fedtmle_core.types import Array
 
 SILOS = 10
 KINDS = ("binary", "rare", "continuous", "wrong g", "wrong Q", "trial", "missing", "strong", "strata")

@@ -18,8 +18,6 @@ import scipy.special
 
 from fedtmle.initial.design import column_names
 from fedtmle.initial.glm import FittedGLM
-from fedtmle.model.exact import Sums
-from fedtmle.model.types import Array, upper_pairs
 from fedtmle.programs import noisy, noisy_fit
 from fedtmle.protocol.sums import PLACES, NoisySums
 from fedtmle.targets.effects.noisy import (
@@ -31,6 +29,8 @@ from fedtmle.targets.effects.noisy import (
     PrivateDesign,
 )
 from fedtmle.targets.effects.prepare import Q_MARGIN
+from fedtmle_core.exact import Sums
+from fedtmle_core.types import Array, upper_pairs
 
 Columns = dict[str, Array]
 

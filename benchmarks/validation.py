@@ -28,7 +28,6 @@ from fedtmle.data import load_all
 from fedtmle.model.submodel import GeneralisedLinear
 from fedtmle.protocol.plan import Plan, roster
 from fedtmle.protocol.policy import UNGUARDED, Policy
-from fedtmle.runtime.journal import MemoryJournal
 from fedtmle.runtime.ledger import Ledger
 from fedtmle.runtime.records import Keeper
 from fedtmle.runtime.rows import read_rows
@@ -36,6 +35,7 @@ from fedtmle.runtime.session import InProcess, Session
 from fedtmle.runtime.silo import Silo
 from fedtmle.studyfile.file import study_plan
 from fedtmle.studyfile.schema import schema_of
+from fedtmle_core.journal import MemoryJournal
 from fedtmle_paper.two_arm import TwoArm
 
 SILOS = ("north", "south")

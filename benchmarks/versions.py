@@ -218,7 +218,8 @@ def _processor_time() -> float:
 @contextmanager
 def worker(tree: Path, *, cpu: bool) -> Iterator[Callable[[str], float]]:
     """Yield a function that times a case with the package of a source tree, by the clock or by processor."""
-    paths = os.pathsep.join(map(str, (tree / "src", tree / "paper" / "src", ROOT)))
+    folders = (tree / "src", tree / "core" / "src", tree / "paper" / "src", ROOT)
+    paths = os.pathsep.join(map(str, folders))
     process = subprocess.Popen(
         [sys.executable, "-m", "benchmarks.versions", "--serve"],
         env={**os.environ, "PYTHONPATH": paths},

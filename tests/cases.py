@@ -11,7 +11,7 @@ import numpy as np
 
 import fedtmle as ft
 from fedtmle.algorithms.base import AbstractAlgorithm
-from fedtmle.model.types import IntArray
+from fedtmle_core.types import IntArray
 from fedtmle_paper.benchmark import gaussian_mixture
 from fedtmle_paper.density.fluctuation import ExponentialTilt, LogisticFluctuation
 from fedtmle_paper.optimal_transport import OptimalTransport

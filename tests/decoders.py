@@ -15,13 +15,13 @@ import numpy as np
 
 from fedtmle.errors import DecodeError, FedTMLEError, JournalError
 from fedtmle.initial.glm import GLM
-from fedtmle.model.types import Family
 from fedtmle.protocol import messages
 from fedtmle.protocol.codes import AbstractCode, Bits, Differences, decode, encode
 from fedtmle.protocol.learners import GLMFormat, TreesFormat
 from fedtmle.runtime import ledger
-from fedtmle.runtime.journal import MAGIC, START, frame, scan
 from fedtmle.runtime.ledger import Entry, Exchange, Transcript
+from fedtmle_core.journal import MAGIC, START, frame, scan
+from fedtmle_core.types import Family
 from tests.initial.silos import LEVELS, pooled_table
 from tests.queries import TREES, examples
 

@@ -11,7 +11,11 @@ from importlib.metadata import packages_distributions
 from itertools import chain
 from pathlib import Path
 
+import pytest
+
 import fedtmle
+from fedtmle.version import __version__
+from fedtmle_core.version import __version__ as core_version
 
 ROOT = Path(__file__).parents[1]
 
@@ -38,24 +42,37 @@ def test_every_public_name_can_be_had() -> None:
     assert set(fedtmle.__all__) <= set(starred)
 
 
-def test_every_library_that_is_imported_is_declared() -> None:
+@pytest.mark.parametrize(
+    ("project", "package", "theirs"),
+    [
+        (ROOT, "fedtmle", {"polars"}),  # a user who hands over such a frame has it
+        (ROOT / "core", "fedtmle_core", {"numba"}),  # optional: the kernels run without it
+    ],
+)
+def test_every_library_that_is_imported_is_declared(project: Path, package: str, theirs: set[str]) -> None:
     """A clean environment has what the project's file names, and not what the tests happen to bring."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    needed = [*project["dependencies"], *chain(*project["optional-dependencies"].values())]
+    stated = tomllib.loads((project / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    needed = [*stated["dependencies"], *chain(*stated.get("optional-dependencies", {}).values())]
     declared = {_normal(re.split(r"[<>=!~\[ ;]", requirement)[0]) for requirement in needed}
     distributions = packages_distributions()
     imported = set()
-    for path in (ROOT / "src/fedtmle").rglob("*.py"):
+    for path in (project / "src" / package).rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Import):
                 imported |= {alias.name.split(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
                 imported.add(node.module.split(".")[0])
-    theirs = {"polars"}  # a user who hands over such a frame has it
-    foreign = imported - sys.stdlib_module_names - {"fedtmle", "fedtmle_paper"} - theirs
-    assert {"numpy", "scipy"} <= foreign
+    foreign = imported - sys.stdlib_module_names - {package, "fedtmle_paper"} - theirs
+    assert {"numpy", "cryptography"} <= foreign
     missing = {name for name in foreign if not declared & {*map(_normal, distributions[name])}}
     assert not missing
+
+
+def test_the_package_requires_its_core_exactly() -> None:
+    """A plan names the package's version alone, which must therefore name the core's."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert f"fedtmle-core=={core_version}" in project["dependencies"]
+    assert __version__ == core_version
 
 
 def _normal(name: str) -> str:

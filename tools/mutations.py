@@ -25,13 +25,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+PACKAGES = ("src", "core/src")  # what is copied and mutated
 PATIENCE = 600.0  # seconds for the tests of one mutation: one that never ends counts as caught
 OPTIONS = ("-q", "-x", "--no-header", "--tb=no", "-p", "no:cacheprovider", "--hypothesis-profile=ci")
 
 
 @dataclass(frozen=True)
 class Mutation:
-    """One piece of code of ``file`` (below src/fedtmle), its replacement, and the tests that run."""
+    """One piece of code of ``file`` (below src/fedtmle or core/src), its replacement, and the tests."""
 
     name: str
     file: str
@@ -847,11 +848,15 @@ MUTATIONS: tuple[Mutation, ...] = (
     *_many(
         "model/budget.py",
         NOISE,
+        ("colluders add noise too", "return variance / (silos - colluders)", "return variance / silos"),
+        ("sharing costs nothing", "Fraction(10 * (silos - 1) * lanes, 4 << halvings)", "Fraction(0)"),
+    ),
+    *_many(
+        "fedtmle_core/noise.py",
+        NOISE,
         ("half of the noise", "2 * a * b * t * t, below)", "a * b * t * t, below)"),
         ("zero has twice its mass", "            if x:\n                return -x", "            return -x"),
         ("every remainder is as likely", "if not _exp_coin(u, t, below):", "if False:"),
-        ("colluders add noise too", "return variance / (silos - colluders)", "return variance / silos"),
-        ("sharing costs nothing", "Fraction(10 * (silos - 1) * lanes, 4 << halvings)", "Fraction(0)"),
     ),
     *_many(
         "protocol/sums.py",
@@ -1251,11 +1256,13 @@ class Tree:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._now = time.time()
-        shutil.copytree(ROOT / "src", folder / "src")  # with what is compiled already
+        for package in PACKAGES:  # with what is compiled already
+            shutil.copytree(ROOT / package, folder / package)
 
     def attempt(self, mutation: Mutation) -> str:
         """Return the test that notices the mutation, or why there is none."""
-        path = self._folder / "src" / "fedtmle" / mutation.file
+        folder = "core/src" if mutation.file.startswith("fedtmle_core/") else "src/fedtmle"
+        path = self._folder / folder / mutation.file
         original = path.read_text(encoding="utf-8")
         count = original.count(mutation.code)
         if count != 1:
@@ -1274,7 +1281,7 @@ class Tree:
 
     def first_failure(self, tests: Sequence[str]) -> str:
         """Return the first test that fails on this tree, '' if none does."""
-        paths = (self._folder / "src", ROOT / "paper" / "src", ROOT)
+        paths = (*(self._folder / package for package in PACKAGES), ROOT / "paper" / "src", ROOT)
         environment = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join(map(str, paths)),

@@ -18,10 +18,12 @@ import numpy as np
 
 import fedtmle
 import fedtmle as ft
+import fedtmle_core
 from fedtmle.protocol.query import AbstractQuery, Phase
 from fedtmle.runtime.session import RoundReport
 
 PACKAGE = Path(fedtmle.__file__).parent
+CORE = Path(fedtmle_core.__file__).parent
 
 # Modules and folders that a study needs only if it uses the capability.
 CAPABILITIES = {
@@ -53,6 +55,11 @@ CAPABILITIES = {
 def files() -> list[Path]:
     """Return the modules of the shipped package."""
     return sorted(PACKAGE.rglob("*.py"))
+
+
+def trusted() -> list[Path]:
+    """Return the modules of the core that a hospital has to trust and read, without the kernels."""
+    return sorted(path for path in CORE.rglob("*.py") if not path.is_relative_to(CORE / "kernels"))
 
 
 def lines(paths: Iterable[Path]) -> Counter[str]:
@@ -140,8 +147,10 @@ class Walk:
     def _profile(self, frame: FrameType, event: str, _: object) -> None:
         if event == "call" and frame.f_code.co_name != "<module>":
             path = Path(frame.f_code.co_filename)
-            if path.is_relative_to(PACKAGE):
-                self.seen.add(str(path.relative_to(PACKAGE)))
+            for folder in (PACKAGE, CORE.parent):
+                if path.is_relative_to(folder):
+                    self.seen.add(str(path.relative_to(folder)))
+                    break
 
     def __enter__(self) -> Walk:
         sys.setprofile(self._profile)
@@ -203,6 +212,8 @@ def main() -> None:
     rows: list[tuple[str, object]] = [
         ("files", len(files())),
         ("lines", lines(files()).total()),
+        ("trusted lines: the core, no kernels", lines(trusted()).total()),
+        ("lines of the core's kernels", lines((CORE / "kernels").glob("*.py")).total()),
         ("files in one round of targeting", len(round_)),
         ("files in ft.solve(Mean, Coded)", len(small.seen)),
         ("uses of Any", uses_of_any()),

@@ -9,8 +9,8 @@ import numpy as np
 
 from benchmarks import native
 from benchmarks.table import Row, beside
-from fedtmle.model import kernels, parallel
-from fedtmle.model.types import Family, Part
+from fedtmle_core import kernels, parallel
+from fedtmle_core.types import Family, Part
 
 SHIFTS = (44,) * 3  # the grid of rows bounded by 2^6
 EPS = np.array([0.3, -0.2, 0.1])

@@ -16,12 +16,12 @@ from fedtmle.algorithms.base import TargetingProgram
 from fedtmle.protocol import messages
 from fedtmle.protocol.plan import Plan, roster
 from fedtmle.protocol.policy import UNGUARDED
-from fedtmle.runtime.journal import MemoryJournal
 from fedtmle.runtime.ledger import Ledger
 from fedtmle.runtime.records import Keeper
 from fedtmle.runtime.rows import read_rows
 from fedtmle.runtime.session import InProcess, Session
 from fedtmle.runtime.silo import Silo
+from fedtmle_core.journal import MemoryJournal
 
 ROWS, ROUNDS = 10, 200
 
@@ -120,8 +120,8 @@ def _messages() -> float:
 
 def _dimensions(sizes: tuple[int, ...]) -> Iterator[Row]:
     """One fused gradient of d coordinates, beside d passes of one."""
-    from fedtmle.model import kernels, parallel
-    from fedtmle.model.types import Family, Part
+    from fedtmle_core import kernels, parallel
+    from fedtmle_core.types import Family, Part
 
     n = 200_000
     parallel.set_threads(1)

@@ -17,7 +17,6 @@ from fedtmle.datasets import ihdp_variables
 from fedtmle.initial.glm import GLM
 from fedtmle.layout import Document, aligned, covariate_name, number, probability, wrapped
 from fedtmle.model.budget import Privacy
-from fedtmle.model.types import Array
 from fedtmle.programs.noisy import LARGEST_INFLATION
 from fedtmle.programs.study import Study
 from fedtmle.protocol.policy import Policy
@@ -29,6 +28,7 @@ from fedtmle.text.certificate import certificate
 from fedtmle.text.preflight import cost_table, render_cost
 from fedtmle.text.result import cells, cost, ladder, sensitivity
 from fedtmle.text.result import render as render_result
+from fedtmle_core.types import Array
 
 BABY = "bw + nnhealth + sex + mlt_birt"  # birth weight, neonatal health, sex, twin or more
 MOTHER = "momage + b_marr + mom_lths + mom_hs + mom_scoll + momblack + momhisp + cigs"

@@ -15,8 +15,6 @@ from fedtmle.algorithms.base import UNMASKABLE, AbstractAlgorithm, TargetingProg
 from fedtmle.defects import called
 from fedtmle.errors import InputError
 from fedtmle.model.problem import AbstractProblem, PoolableRows
-from fedtmle.model.types import IntArray, Part
-from fedtmle.protocol.masks import MaskKey
 from fedtmle.protocol.outcome import Described, Personalised, Targeted
 from fedtmle.protocol.plan import Member, Plan
 from fedtmle.protocol.query import Problem
@@ -26,6 +24,8 @@ from fedtmle.runtime.result import Result, Trajectory
 from fedtmle.runtime.rows import LocalOutcome, read_rows
 from fedtmle.runtime.session import Finished, Progress, run_embedded
 from fedtmle.runtime.silo import Silo
+from fedtmle_core.signing import MaskKey
+from fedtmle_core.types import IntArray, Part
 
 Aggregation = Literal["open", "masked"]
 POOLED = "pooled"  # the only silo of an algorithm that pools the rows

@@ -14,9 +14,9 @@ import fedtmle as ft
 from fedtmle.algorithms import coded
 from fedtmle.algorithms.base import tolerance_scales
 from fedtmle.errors import PrecisionError
-from fedtmle.model.types import Part
 from fedtmle.protocol.lattice import working_tolerance
 from fedtmle.protocol.query import Phase
+from fedtmle_core.types import Part
 from fedtmle_paper import benchmark
 from fedtmle_paper.optimal_transport import OptimalTransport
 from tests.cases import TARGETS, targets

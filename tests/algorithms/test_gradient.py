@@ -9,8 +9,8 @@ import pytest
 
 import fedtmle as ft
 from fedtmle.errors import InputError
-from fedtmle.model import kernels
-from fedtmle.model.exact import newton_direction
+from fedtmle.model.linear import newton_direction
+from fedtmle_core import kernels
 from tests.cases import TARGETS, targets
 
 OPTIMIZERS = {

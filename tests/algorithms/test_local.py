@@ -13,11 +13,11 @@ from scipy import optimize
 
 import fedtmle as ft
 from fedtmle.errors import DecodeError
-from fedtmle.model.exact import GRID_BITS, Sums
 from fedtmle.protocol import messages
 from fedtmle.protocol.codes import decode, encode, fixed_width
 from fedtmle.protocol.fits import FitAnswer, FitOutcome, FitQuery, RetirementRule, Weighting
 from fedtmle.protocol.messages import Answered
+from fedtmle_core.exact import GRID_BITS, Sums
 from tests.cases import Case, targets
 from tests.premise import Premise
 

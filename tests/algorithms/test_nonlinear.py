@@ -20,8 +20,8 @@ from fedtmle.model.problem import (
     second_moments,
 )
 from fedtmle.model.submodel import GeneralisedLinear, NoNormaliser
-from fedtmle.model.types import Family, RowBound
 from fedtmle.protocol.outcome import Status
+from fedtmle_core.types import Family, RowBound
 
 
 class LogMean(NamedTuple):

@@ -12,11 +12,11 @@ from fedtmle.algorithms.optimizers import Newton, Origin
 from fedtmle.initial.glm import AbstractResponse, GLMModel
 from fedtmle.initial.syntax import parse_formula
 from fedtmle.model.table import Table
-from fedtmle.model.types import Family, Part, unpack
 from fedtmle.programs.nuisance import GRADIENT_GOAL as GOAL
 from fedtmle.programs.nuisance import LARGEST_GRADIENT, NewtonPoint, minimise
 from fedtmle.protocol.query import Phase
 from fedtmle.protocol.sums import SumsQuery
+from fedtmle_core.types import Family, Part, unpack
 from tests.effects.longhand import irls
 
 N, NAMES = 700, ("u", "v", "w")

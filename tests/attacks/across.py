@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
-from fedtmle.model.exact import Sums
 from fedtmle.runtime.certificate import heard_rounds, overhear
 from fedtmle.runtime.session import Finished, InProcess, Session
 from fedtmle.studies.home import Home, open_party
 from fedtmle.studyfile.file import StudyFile, file_plan, read_study
+from fedtmle_core.exact import Sums
 
 STUDY = """
 [target]

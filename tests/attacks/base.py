@@ -14,10 +14,10 @@ import pytest
 from fedtmle.protocol.messages import Reason
 from fedtmle.protocol.plan import Member, Plan
 from fedtmle.protocol.policy import UNGUARDED, Policy
-from fedtmle.runtime.journal import MemoryJournal
 from fedtmle.runtime.ledger import Ledger
 from fedtmle.runtime.records import Keeper
 from fedtmle.runtime.silo import Silo
+from fedtmle_core.journal import MemoryJournal
 from tests.attacks.settings import KEYS, SESSION, MaskedServer, Server, Setting
 
 START = datetime.datetime(2026, 3, 1, tzinfo=datetime.UTC)

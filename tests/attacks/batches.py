@@ -8,9 +8,9 @@ import numpy as np
 
 import fedtmle as ft
 from fedtmle.algorithms.base import TargetingProgram
-from fedtmle.model.exact import Sums
 from fedtmle.protocol.messages import Reason
 from fedtmle.protocol.plan import Plan
+from fedtmle_core.exact import Sums
 from tests.attacks.base import AbstractAttack, Victim
 
 PROBLEM = ft.Mean(bounds=(0.0, 20.0))

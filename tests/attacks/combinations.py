@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 import fedtmle as ft
-from fedtmle.model.exact import Sums
 from fedtmle.protocol.messages import Reason
+from fedtmle_core.exact import Sums
 from tests.attacks.base import AbstractAttack, Victim
 from tests.attacks.settings import Server
 from tests.attacks.small import AbstractStudyAttack, Columns

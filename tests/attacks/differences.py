@@ -11,12 +11,12 @@ from scipy.optimize import brentq
 
 import fedtmle as ft
 from fedtmle.initial.crossfit import Folds
-from fedtmle.model.exact import Sums
 from fedtmle.model.table import numbered
 from fedtmle.protocol.fits import FitQuery
 from fedtmle.studyfile.schema import schema_of
 from fedtmle.targets.effects.prepare import ArmResponse, WithoutFold
 from fedtmle.targets.time.statistics import EventResponse
+from fedtmle_core.exact import Sums
 from tests.attacks.base import AbstractAttack, Victim
 from tests.attacks.combinations import PERSON
 from tests.attacks.invented import ROW, AbstractInvented

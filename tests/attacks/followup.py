@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 import fedtmle as ft
-from fedtmle.model.types import unpack
 from fedtmle.protocol.bins import BinsQuery
 from fedtmle.protocol.sums import TallyQuery
 from fedtmle.targets.regimes.statistics import RegimeCounts
 from fedtmle.targets.time.statistics import AtRiskBins, EventBins, EventResponse, LifeTable
+from fedtmle_core.types import unpack
 from tests.attacks.base import AbstractAttack, Victim
 from tests.attacks.combinations import PERSON
 from tests.attacks.invented import ROW

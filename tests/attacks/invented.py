@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 import fedtmle as ft
-from fedtmle.model.exact import Sums
 from fedtmle.protocol.messages import Reason
 from fedtmle.protocol.query import MomentsQuery
 from fedtmle.targets.effects.moments import ClosingLayout
+from fedtmle_core.exact import Sums
 from tests.attacks.base import AbstractAttack, Victim
 from tests.attacks.combinations import PERSON, VARIABLES, AbstractCombination
 from tests.attacks.settings import RefusedBySiloError, Server, Setting

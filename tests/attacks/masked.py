@@ -12,7 +12,6 @@ import pytest
 
 import fedtmle as ft
 from fedtmle.algorithms.base import TargetingProgram
-from fedtmle.model.exact import Sums
 from fedtmle.protocol import messages
 from fedtmle.protocol.codes import BitReader, Bits, BitWriter
 from fedtmle.protocol.masked import MaskedForm
@@ -25,6 +24,7 @@ from fedtmle.runtime.signing import answer_statement
 from fedtmle.runtime.silo import MaskedLink
 from fedtmle.studyfile.file import study_plan
 from fedtmle.targets.effects.prepare import cluster_digest
+from fedtmle_core.exact import Sums
 from tests.attacks.base import AbstractAttack, Victim
 from tests.attacks.settings import KEYS, SESSION, Server, masked_members
 from tests.attacks.small import VARIABLES, AbstractStudyAttack

@@ -13,7 +13,6 @@ import fedtmle as ft
 from fedtmle.data.silofile import ColumnMap, LongTable
 from fedtmle.initial.glm import GLMModel
 from fedtmle.initial.own import ProfiledModel
-from fedtmle.model.exact import Sums
 from fedtmle.programs.imputation import ResidualColumns
 from fedtmle.protocol.messages import Reason
 from fedtmle.protocol.query import Query
@@ -21,6 +20,7 @@ from fedtmle.protocol.sums import SumsQuery, TallyQuery
 from fedtmle.studyfile.schema import schema_of
 from fedtmle.targets.effects.prepare import ArmResponse, OutcomeResponse
 from fedtmle.targets.regimes.statistics import AmongAtRisk, Fluctuated, ModifiedRows
+from fedtmle_core.exact import Sums
 from tests.attacks.base import AbstractAttack, Victim
 from tests.attacks.combinations import PERSON, VARIABLES, AbstractCombination
 from tests.attacks.invented import ROW, AbstractInvented, until_fit

@@ -15,7 +15,6 @@ import pytest
 
 import fedtmle as ft
 from fedtmle.algorithms.base import TargetingProgram
-from fedtmle.model.exact import Sums
 from fedtmle.protocol import messages
 from fedtmle.protocol.coded import Action, Rounded, RoundedCode
 from fedtmle.protocol.codes import BitReader, BitWriter, fixed_width
@@ -24,6 +23,7 @@ from fedtmle.protocol.plan import Plan, roster
 from fedtmle.protocol.policy import Policy
 from fedtmle.runtime.records import Keeper
 from fedtmle.runtime.silo import Silo
+from fedtmle_core.exact import Sums
 from tests.attacks.base import START, AbstractAttack, Victim
 from tests.attacks.batches import PROBLEM, Y
 from tests.attacks.settings import RefusedBySiloError, Server

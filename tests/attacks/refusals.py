@@ -32,7 +32,6 @@ from fedtmle.demo import IHDP, ihdp_silos
 from fedtmle.errors import InputError
 from fedtmle.model.leverage import PersonRows, largest_leverage
 from fedtmle.model.submodel import AbstractRowsSubmodel
-from fedtmle.model.types import Array, Part
 from fedtmle.privacy.charts import row_terms
 from fedtmle.protocol.guard import Guard, RefusalError
 from fedtmle.protocol.plan import Member, Plan, roster
@@ -40,6 +39,7 @@ from fedtmle.protocol.query import Local, Query
 from fedtmle.solver import embedded_keys
 from fedtmle.studyfile.file import study_plan
 from fedtmle.studyfile.schema import schema_of
+from fedtmle_core.types import Array, Part
 from tests.attacks.honest import FLOORS as FLOORS_OF_SILOS
 from tests.attacks.honest import honest, run_honest
 from tests.attacks.truth import Truth, truth_of

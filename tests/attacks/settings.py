@@ -16,8 +16,6 @@ from operator import add, mul
 from typing import Any
 
 from fedtmle.errors import DecodeError
-from fedtmle.model.exact import Sums
-from fedtmle.model.types import upper_pairs
 from fedtmle.protocol import messages
 from fedtmle.protocol.coded import Rounded
 from fedtmle.protocol.codes import BitReader, BitWriter, Uplink, encode
@@ -36,7 +34,10 @@ from fedtmle.protocol.messages import (
     SignedAnswer,
 )
 from fedtmle.protocol.plan import Follower, Member, Plan, roster
-from fedtmle.runtime.signing import SigningKey, answer_statement
+from fedtmle.runtime.signing import answer_statement
+from fedtmle_core.exact import Sums
+from fedtmle_core.signing import SigningKey
+from fedtmle_core.types import upper_pairs
 
 SESSION = b"session"
 NAMES = tuple("abcdef")

@@ -8,10 +8,10 @@ import numpy as np
 
 import fedtmle as ft
 from fedtmle.algorithms.base import TargetingProgram
-from fedtmle.model.exact import Sums
 from fedtmle.protocol.messages import Reason
 from fedtmle.protocol.plan import Plan
 from fedtmle.studyfile.file import study_plan
+from fedtmle_core.exact import Sums
 from fedtmle_paper.two_arm import TwoArm
 from tests.attacks.base import AbstractAttack, Victim
 from tests.attacks.settings import Server

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 import fedtmle as ft
-from fedtmle.model.exact import Sums
 from fedtmle.programs.missing import MissingColumns
 from fedtmle.protocol.bins import BinsQuery, BinTotal
 from fedtmle.protocol.clusters import ClustersQuery
@@ -16,6 +15,7 @@ from fedtmle.targets.effects.balance import BalanceBins
 from fedtmle.targets.effects.moments import ClosingLayout, ClosingSums
 from fedtmle.targets.effects.prepare import ArmResponse, WithoutFold, cluster_digest
 from fedtmle.targets.effects.statistics import CalibrationBins, PredictionErrors, PropensityBins
+from fedtmle_core.exact import Sums
 from tests.attacks.base import AbstractAttack, Victim
 from tests.attacks.combinations import PERSON
 from tests.attacks.differences import FOLDS

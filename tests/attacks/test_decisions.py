@@ -10,13 +10,13 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from fedtmle.model import kernels
 from fedtmle.model.submodel import LOOK_ROWS, GeneralisedLinear, NoNormaliser
-from fedtmle.model.types import Array, Family, IntArray, Part, RowBound
 from fedtmle.protocol.guard import Guard, RefusalError
 from fedtmle.protocol.policy import UNGUARDED, Policy
 from fedtmle.protocol.sums import SumsQuery
 from fedtmle.runtime.rows import LocalRows
+from fedtmle_core import kernels
+from fedtmle_core.types import Array, Family, IntArray, Part, RowBound
 from tests.premise import Premise
 
 ROUNDING = 1e-7

@@ -16,12 +16,10 @@ import pytest
 import fedtmle as ft
 from fedtmle import data
 from fedtmle.algorithms.base import TargetingProgram
-from fedtmle.model.exact import Sums
 from fedtmle.model.leverage import Look
 from fedtmle.model.problem import AbstractProblem
 from fedtmle.model.submodel import AbstractSubmodel, GeneralisedLinear, NoNormaliser
 from fedtmle.model.table import AbstractBins, AbstractBoundedColumns, Group, StreamedTable
-from fedtmle.model.types import Family, IntArray, Part, RowBound
 from fedtmle.protocol.bins import BinsQuery
 from fedtmle.protocol.guard import Guard, RefusalError, _Examined, _largest_of_columns
 from fedtmle.protocol.messages import Reason
@@ -31,6 +29,8 @@ from fedtmle.protocol.query import AbstractQuery, CountCell, DisclosedColumns, J
 from fedtmle.protocol.sums import SumsQuery, TallyQuery
 from fedtmle.runtime.rows import LocalRows
 from fedtmle.studyfile.schema import schema_of
+from fedtmle_core.exact import Sums
+from fedtmle_core.types import Family, IntArray, Part, RowBound
 from fedtmle_paper.two_arm import TwoArm, TwoArmLaw
 from tests.attacks.combinations import TwoModels
 from tests.attacks.settings import RefusedBySiloError

@@ -14,7 +14,6 @@ import pytest
 import fedtmle as ft
 from fedtmle.algorithms.base import TargetingProgram
 from fedtmle.errors import ProtocolError
-from fedtmle.model.exact import Sums
 from fedtmle.protocol import messages
 from fedtmle.protocol import plan as plan_module
 from fedtmle.protocol.guard import Guard
@@ -33,12 +32,13 @@ from fedtmle.protocol.messages import (
 )
 from fedtmle.protocol.plan import Member, Plan
 from fedtmle.protocol.query import Local, Query
-from fedtmle.runtime.journal import MemoryJournal
 from fedtmle.runtime.records import Keeper
 from fedtmle.runtime.rows import read_rows
 from fedtmle.runtime.session import InProcess, Session
-from fedtmle.runtime.signing import SigningKey
 from fedtmle.runtime.silo import Silo
+from fedtmle_core.exact import Sums
+from fedtmle_core.journal import MemoryJournal
+from fedtmle_core.signing import SigningKey
 from tests.attacks.batches import PROBLEM, BatchesAcrossACrash
 from tests.attacks.protocol import OversizedCodeword
 from tests.attacks.settings import RefusedBySiloError, Server

@@ -19,13 +19,13 @@ import numpy as np
 from fedtmle.model.leverage import PersonRows, largest_leverage
 from fedtmle.model.submodel import AbstractSubmodel, GeneralisedLinear
 from fedtmle.model.submodels import GroupedLinear, LongRows, by_person
-from fedtmle.model.types import Family, matrix
 from fedtmle.protocol.guard import Guard, RefusalError
 from fedtmle.protocol.looks import Looks
 from fedtmle.protocol.plan import Plan
 from fedtmle.protocol.policy import Policy
 from fedtmle.protocol.query import Evaluation, Local, Query
 from fedtmle.protocol.subjects import Subject, subjects_of
+from fedtmle_core.types import Family, matrix
 from tests.attacks.honest import run_advised
 
 Pieces = list[PersonRows]

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from fedtmle.demo import ihdp_silos
-from fedtmle.model.types import Array
+from fedtmle_core.types import Array
 from tests.databases.server import Server
 
 Columns = dict[str, Array]

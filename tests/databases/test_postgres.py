@@ -29,13 +29,13 @@ from fedtmle.errors import JournalError
 from fedtmle.model.table import StreamedTable, Table
 from fedtmle.protocol.plan import roster
 from fedtmle.protocol.policy import UNGUARDED
-from fedtmle.runtime.journal import FileJournal
 from fedtmle.runtime.records import Keeper
 from fedtmle.runtime.session import Finished, InProcess, Journalled, Session
 from fedtmle.runtime.silo import Silo
 from fedtmle.studies.home import open_party
 from fedtmle.studies.validate import validate
 from fedtmle.studyfile.file import study_plan
+from fedtmle_core.journal import FileJournal
 from tests.data_layer.asking import binary, factor, labels, numeric, schema
 from tests.databases.infants import HOSPITALS, as_csv, as_postgres, silo_file
 from tests.databases.server import Server

@@ -26,11 +26,11 @@ from fedtmle.engine.site import open_endpoint
 from fedtmle.errors import InputError, JournalError
 from fedtmle.protocol.plan import Plan
 from fedtmle.runtime import ledger
-from fedtmle.runtime.journal import scan, write_document
 from fedtmle.runtime.session import InProcess
 from fedtmle.studies.home import Home, open_party
 from fedtmle.studies.over import run_over
 from fedtmle.studyfile.file import StudyFile, file_plan, read_study
+from fedtmle_core.journal import scan, write_document
 from tests.engine.lines import approve, opened, study_of
 
 runner = CliRunner(env={"COLUMNS": "80", "NO_COLOR": "1"})

@@ -34,9 +34,9 @@ from fedtmle.deploy.provision import provision
 from fedtmle.engine import flare_server
 from fedtmle.engine.runs import RunFolder, RunState, RunStatus
 from fedtmle.runtime import ledger
-from fedtmle.runtime.journal import Document
 from fedtmle.studies.home import Home
 from fedtmle.studyfile.file import StudyFile, read_study
+from fedtmle_core.journal import Document
 from tests.deploy.session import engine_session
 from tests.deploy.tap import forms, sent, write_hook
 from tests.engine.lines import approve

@@ -21,9 +21,9 @@ from fedtmle.engine.coordinate import Coordination
 from fedtmle.engine.post import Desk, Notice, studies_folder
 from fedtmle.engine.runs import Move, RunFolder, RunStatus, Terms, sites
 from fedtmle.runtime import ledger
-from fedtmle.runtime.journal import write_document
 from fedtmle.studies.home import Home
 from fedtmle.studyfile.file import StudyFile, file_plan
+from fedtmle_core.journal import write_document
 from tests.engine.lines import approve, line, study_of
 
 runner = CliRunner(env={"COLUMNS": "80", "NO_COLOR": "1"})

@@ -30,8 +30,8 @@ from fedtmle.deploy.processes import engine_environment
 from fedtmle.deploy.provision import provision
 from fedtmle.engine.runs import RunFolder, RunState, RunStatus
 from fedtmle.errors import InputError
-from fedtmle.runtime.journal import write_document
 from fedtmle.studyfile.file import read_study
+from fedtmle_core.journal import write_document
 
 runner = CliRunner(env={"COLUMNS": "80", "NO_COLOR": "1"})
 

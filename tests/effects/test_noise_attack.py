@@ -37,15 +37,15 @@ import fedtmle as ft
 from fedtmle.data import load_all
 from fedtmle.initial.glm import FittedGLM
 from fedtmle.model.budget import epsilon_of
-from fedtmle.model.exact import Sums
 from fedtmle.model.table import Table
-from fedtmle.model.types import Array
 from fedtmle.programs.noisy import study_design
 from fedtmle.protocol.sums import PLACES, NoisySums
 from fedtmle.runtime.rows import LocalRows
 from fedtmle.runtime.silo import with_noise
 from fedtmle.studyfile.schema import schema_of
 from fedtmle.targets.effects.noisy import GradientColumns, GramColumns, OneStepColumns
+from fedtmle_core.exact import Sums
+from fedtmle_core.types import Array
 from tests.declare import declare
 from tests.effects.test_noisy_sums import queries
 

@@ -17,9 +17,7 @@ from scipy.stats import norm
 import fedtmle as ft
 from fedtmle.data import load_all
 from fedtmle.initial.glm import FittedGLM
-from fedtmle.model.exact import Sums
 from fedtmle.model.table import AbstractPrivateColumns, Table
-from fedtmle.model.types import Array, upper_pairs
 from fedtmle.programs.flow import StudyProgram
 from fedtmle.programs.noisy_fit import shrunk_root
 from fedtmle.protocol.guard import Guard, RefusalError
@@ -30,6 +28,8 @@ from fedtmle.runtime.rows import LocalRows
 from fedtmle.runtime.silo import with_noise
 from fedtmle.studyfile.schema import schema_of
 from fedtmle.targets.effects.noisy import COUNT_SCALE, SQUARE_SCALE, GradientColumns, OneStepColumns
+from fedtmle_core.exact import Sums
+from fedtmle_core.types import Array, upper_pairs
 from tests import kinds
 from tests.declare import declare
 

@@ -13,10 +13,10 @@ from typer.testing import CliRunner
 import fedtmle as ft
 from fedtmle.cli import app
 from fedtmle.errors import InputError
-from fedtmle.model.kernels import column_sums
 from fedtmle.programs.diagnostics import ladder_columns
 from fedtmle.results import sensitivity
 from fedtmle.text.result import render
+from fedtmle_core.kernels import column_sums
 from tests.effects.studies import NEWTON, Columns, change, cut, expit, finish
 from tests.narrow import targeted
 

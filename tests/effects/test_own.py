@@ -21,11 +21,9 @@ from fedtmle.initial.design import column_names, design
 from fedtmle.initial.glm import AbstractResponse, GLMModel
 from fedtmle.initial.own import OwnBlock, ProfiledModel, by_silo, own_formula
 from fedtmle.initial.syntax import parse_formula
-from fedtmle.model.exact import GRID_BITS
 from fedtmle.model.leverage import RowSpace
 from fedtmle.model.submodels import Profiled
 from fedtmle.model.table import SILO, Factor, Table
-from fedtmle.model.types import Array, Family, Part, unpack
 from fedtmle.privacy.answers import Submodels, explain
 from fedtmle.programs.superlearner import OwnCoefficients, own_blocks
 from fedtmle.protocol import messages
@@ -35,6 +33,8 @@ from fedtmle.protocol.query import AnsweredQuery
 from fedtmle.protocol.regression import FitCurvatureQuery, FitGradientQuery
 from fedtmle.runtime.rows import LocalRows
 from fedtmle.studies.run import pooled_rows
+from fedtmle_core.exact import GRID_BITS
+from fedtmle_core.types import Array, Family, Part, unpack
 from tests.effects.studies import NEWTON, finish
 from tests.narrow import targeted
 from tests.premise import Premise

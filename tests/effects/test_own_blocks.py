@@ -21,13 +21,13 @@ from fedtmle.initial.syntax import parse_formula
 from fedtmle.model.leverage import RowSpace
 from fedtmle.model.submodels import schur_complement
 from fedtmle.model.table import SILO, StreamedTable, Table
-from fedtmle.model.types import Array, Family, Part, unpack, upper_pairs
 from fedtmle.privacy.answers import Submodels, explain
 from fedtmle.programs.superlearner import OwnCoefficients, own_blocks
 from fedtmle.protocol.query import AnsweredQuery
 from fedtmle.protocol.regression import FitCurvatureQuery, FitGradientQuery
 from fedtmle.runtime.rows import LocalRows
 from fedtmle.studies.run import pooled_rows
+from fedtmle_core.types import Array, Family, Part, unpack, upper_pairs
 from tests.effects.studies import NEWTON, finish
 from tests.effects.test_own import (
     FAMILIES,

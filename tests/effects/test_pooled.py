@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import fedtmle as ft
-from fedtmle.model.types import matrix
+from fedtmle_core.types import matrix
 from tests.declare import declare
 from tests.effects.longhand import Longhand, irls, least_squares, softmax, tmle
 from tests.effects.studies import CENTRAL, NEWTON, VARIABLES, Columns, change, cut, expit, finish, population
@@ -260,7 +260,7 @@ def test_the_size_of_blocks_changes_no_bit(option: str, monkeypatch: pytest.Monk
     study = study_of(TARGETS["ATT"], **OPTIONS[option])
     data = people(study, 160, seed=11)
     whole = ft.run(study, {"s": data})
-    monkeypatch.setattr("fedtmle.model.parallel.BLOCK", 13)
+    monkeypatch.setattr("fedtmle_core.parallel.BLOCK", 13)
     assert numbers(ft.run(study, {"s": data})).tobytes() == numbers(whole).tobytes()
 
 

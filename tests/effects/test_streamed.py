@@ -13,12 +13,12 @@ import pytest
 import fedtmle as ft
 from fedtmle.data import DataErrors, load
 from fedtmle.errors import DataError, InputError
-from fedtmle.model.parallel import set_threads
 from fedtmle.model.submodel import StreamedLinear
 from fedtmle.model.table import StreamedTable, Table
 from fedtmle.protocol.query import Phase
 from fedtmle.studies.validate import validate
 from fedtmle.studyfile.schema import schema_of
+from fedtmle_core.parallel import set_threads
 from tests.data_layer.asking import as_csv, as_parquet, make_database
 from tests.declare import declare
 from tests.effects.studies import VARIABLES, change, finish, population
@@ -32,7 +32,7 @@ CODED = ft.Coded(tolerance=1e-4)
 @pytest.fixture(autouse=True)
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedtmle.data.files._VECTORS_PER_BATCH", 1)
-    monkeypatch.setattr("fedtmle.model.parallel.BLOCK", 700)
+    monkeypatch.setattr("fedtmle_core.parallel.BLOCK", 700)
 
 
 def silo_file(folder: Path, where: str, *, stream: bool) -> Path:

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import fedtmle as ft
-from fedtmle.model.exact import Sums
 from fedtmle.model.submodel import GeneralisedLinear
-from fedtmle.model.types import Array, Part
+from fedtmle_core.exact import Sums
+from fedtmle_core.types import Array, Part
 from tests.effects.studies import VARIABLES, cut, finish, population
 
 OUTCOMES = ("y", "event")

@@ -17,10 +17,10 @@ from fedtmle.engine.runs import Move, RunFolder, RunState, RunStatus
 from fedtmle.errors import DeadlineError, InputError
 from fedtmle.protocol.messages import Reason
 from fedtmle.runtime import ledger
-from fedtmle.runtime.signing import SigningKey
 from fedtmle.studies.home import Home
 from fedtmle.studyfile.file import StudyFile, file_plan, read_study
 from fedtmle.text.result import render
+from fedtmle_core.signing import SigningKey
 from tests.engine.lines import (
     ALGORITHMS,
     DirectLine,

@@ -17,13 +17,13 @@ from fedtmle.algorithms.base import TargetingProgram
 from fedtmle.errors import JournalError
 from fedtmle.protocol.plan import Member, Plan
 from fedtmle.protocol.policy import Policy
-from fedtmle.runtime.journal import MemoryJournal
 from fedtmle.runtime.records import Keeper
 from fedtmle.runtime.rows import read_rows
 from fedtmle.runtime.session import Finished, InProcess, Session
-from fedtmle.runtime.signing import SigningKey
 from fedtmle.runtime.silo import Silo
 from fedtmle.studyfile.file import study_plan
+from fedtmle_core.journal import MemoryJournal
+from fedtmle_core.signing import SigningKey
 from tests.attacks.tables import table_of
 from tests.narrow import targeted
 

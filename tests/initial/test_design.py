@@ -12,7 +12,7 @@ from fedtmle.errors import DataError, InputError
 from fedtmle.initial.design import column_names, design, scaled_design
 from fedtmle.initial.syntax import Categorical, Formula, Name, parse_formula
 from fedtmle.model.table import Factor, Table
-from fedtmle.model.types import Array
+from fedtmle_core.types import Array
 from tests.initial.test_formula import formulas, variables
 from tests.premise import Premise
 
@@ -250,7 +250,7 @@ def test_blocks_give_the_same_bytes_and_the_same_refusals(monkeypatch: pytest.Mo
         "missing": (np.nan, "has missing values in 3 rows"),
         "negative": (-1.0, "not positive in 3 rows"),
     }
-    monkeypatch.setattr("fedtmle.model.parallel.BLOCK", 2)
+    monkeypatch.setattr("fedtmle_core.parallel.BLOCK", 2)
     assert built(text).tobytes() == whole.tobytes()
     for value, message in wrong.values():
         with pytest.raises(DataError, match=message):

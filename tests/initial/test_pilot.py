@@ -15,12 +15,12 @@ from fedtmle.initial.crossfit import Folds
 from fedtmle.initial.glm import GLM
 from fedtmle.initial.superlearner import GradientBoostedTrees, Pilot, SuperLearner, TreeEnsemble
 from fedtmle.model.table import Table
-from fedtmle.model.types import Family
 from fedtmle.protocol.codes import BitWriter, decode, encode
 from fedtmle.protocol.learners import AbstractLocalFit, GLMFormat, ModelsQuery
 from fedtmle.protocol.query import Local, Phase
 from fedtmle.runtime.session import RoundReport
 from fedtmle.studies.run import pool_tables
+from fedtmle_core.types import Family
 from tests.initial.silos import LEVELS, pooled_table, run, split, trial
 from tests.narrow import targeted
 

@@ -15,8 +15,8 @@ from fedtmle.errors import DataError, DecodeError, InputError
 from fedtmle.initial import superlearner
 from fedtmle.initial.design import design
 from fedtmle.initial.superlearner import MAX_ROUNDS, NODE, GradientBoostedTrees, TreeEnsemble
-from fedtmle.model.types import Family
 from fedtmle.protocol.learners import TreesFormat
+from fedtmle_core.types import Family
 from tests.damage import damaged, flipped
 from tests.initial.silos import LEVELS, pooled_table
 from tests.premise import Premise

@@ -6,7 +6,7 @@ import numpy as np
 
 from fedtmle.model.submodel import GeneralisedLinear
 from fedtmle.model.submodels import Blocks
-from fedtmle.model.types import Family, Part, RowBound, unpack
+from fedtmle_core.types import Family, Part, RowBound, unpack
 
 ALL = Part.LOSS | Part.GRADIENT | Part.HESSIAN
 PLACES = ((2, 0), (1,), (4, 3, 5))

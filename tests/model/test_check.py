@@ -13,7 +13,6 @@ import pytest
 from fedtmle.errors import CheckFailedError, DataError, FedTMLEError, NumericalError
 from fedtmle.model.check import FiniteLaw, check_problem
 from fedtmle.model.check_case import CheckReport, Outcome
-from fedtmle.model.exact import Sums
 from fedtmle.model.leverage import Look, PersonRows, RowSpace
 from fedtmle.model.problem import (
     AbstractProblem,
@@ -24,7 +23,8 @@ from fedtmle.model.problem import (
     second_moments,
 )
 from fedtmle.model.submodel import AbstractNormaliser, AbstractSubmodel, GeneralisedLinear, NoNormaliser
-from fedtmle.model.types import Array, Family, IntArray, Part, RowBound, packed_size
+from fedtmle_core.exact import Sums
+from fedtmle_core.types import Array, Family, IntArray, Part, RowBound, packed_size
 from fedtmle_paper.density.fluctuation import ExponentialTilt, LogisticFluctuation
 from fedtmle_paper.optimal_transport import OptimalTransport
 from fedtmle_paper.two_arm import TwoArm, TwoArmLaw

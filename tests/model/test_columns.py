@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from fedtmle.errors import ContributionError, InputError
-from fedtmle.model import kernels, parallel
-from fedtmle.model.exact import CHUNK, Sums, beyond_bound, query_shifts
-from fedtmle.model.kernels import OUTSIDE, binned_sums, column_sums
-from fedtmle.model.types import Array, Family, Part, RowBound, UnitScaled
+from fedtmle_core import kernels, parallel
+from fedtmle_core.exact import CHUNK, Sums, beyond_bound, query_shifts
+from fedtmle_core.kernels import OUTSIDE, binned_sums, column_sums
+from fedtmle_core.types import Array, Family, Part, RowBound, UnitScaled
 
 BACKENDS = ("numba", "numpy")
 TERMS = [(0,), (1, 1), (2,), (0, 2), (2, 1)]

@@ -6,9 +6,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from fedtmle.model import kernels, parallel
-from fedtmle.model.kernels import _elementary
-from fedtmle.model.types import Array
+from fedtmle_core import kernels, parallel
+from fedtmle_core.kernels import _elementary
+from fedtmle_core.types import Array
 
 Long = np.longdouble
 needs_extended = pytest.mark.skipif(np.finfo(Long).nmant < 63, reason="longdouble is not extended here")

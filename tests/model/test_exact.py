@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedtmle.errors import ContributionError
-from fedtmle.model.exact import (
+from fedtmle_core.exact import (
     CHUNK,
     GRID_BITS,
     Sums,
@@ -18,8 +18,8 @@ from fedtmle.model.exact import (
     total,
     zero_sums,
 )
-from fedtmle.model.kernels import column_sums
-from fedtmle.model.types import Part, RowBound
+from fedtmle_core.kernels import column_sums
+from fedtmle_core.types import Part, RowBound
 from tests.premise import Premise
 
 INT64 = st.integers(-(2**63), 2**63 - 1)

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize
 
 from fedtmle.errors import ContributionError, NumericalError
-from fedtmle.model.exact import Sums, query_shifts
 from fedtmle.model.fit import START_FRACTIONS, FitStatus, LocalMinimum, _ball_minimiser, fit_local
 from fedtmle.model.leverage import Look, PersonRows, RowSpace
 from fedtmle.model.submodel import AbstractNormaliser, AbstractSubmodel, GeneralisedLinear, NoNormaliser
-from fedtmle.model.types import Array, Family, IntArray, Part, RowBound
+from fedtmle_core.exact import Sums, query_shifts
+from fedtmle_core.types import Array, Family, IntArray, Part, RowBound
 from tests.narrow import array
 from tests.premise import Premise
 

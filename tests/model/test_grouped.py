@@ -8,7 +8,7 @@ import pytest
 import fedtmle as ft
 from fedtmle.model.submodel import GeneralisedLinear
 from fedtmle.model.submodels import GroupedLinear, LongRows
-from fedtmle.model.types import Array, Family, Part, RowBound
+from fedtmle_core.types import Array, Family, Part, RowBound
 
 BOUND = RowBound(gradient=6, curvature=6)
 COUNTS = np.array([3, 0, 2, 5, 1, 4])

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from fedtmle.errors import ContributionError, InputError
-from fedtmle.model import kernels, parallel
-from fedtmle.model.exact import CHUNK, query_shifts
-from fedtmle.model.types import Array, Family, Part, RowBound
+from fedtmle_core import kernels, parallel
+from fedtmle_core.exact import CHUNK, query_shifts
+from fedtmle_core.types import Array, Family, Part, RowBound
 from fedtmle_paper.density.kernel import log_mean_kernel
 
 EVERYTHING = Part.LOSS | Part.GRADIENT | Part.HESSIAN
@@ -375,7 +375,7 @@ def test_threads_are_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 CODE = (
-    "import sys; from fedtmle.model import kernels; assert 'numba' not in sys.modules; "
+    "import sys; from fedtmle_core import kernels; assert 'numba' not in sys.modules; "
     "kernels.exp(1.0); print(kernels.backend(), 'numba' in sys.modules)"
 )
 
@@ -409,11 +409,11 @@ LOADED = """
 import sys
 from pathlib import Path
 from fedtmle.deploy.demo import run_here, write_example
-from fedtmle.model import kernels
+from fedtmle_core import kernels
 from fedtmle.studyfile.file import read_study
 
 def overloads():
-    modules = [module for name, module in sys.modules.items() if name.startswith("fedtmle.model.kernels")]
+    modules = [module for name, module in sys.modules.items() if name.startswith("fedtmle_core.kernels")]
     named = {k: v for module in modules for k, v in vars(module).items()}
     return {name: list(each.signatures) for name, each in named.items() if hasattr(each, "signatures")}
 

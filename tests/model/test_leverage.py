@@ -21,7 +21,7 @@ from fedtmle.model.leverage import (
     largest_leverage,
     spread,
 )
-from fedtmle.model.types import Array, Family
+from fedtmle_core.types import Array, Family
 from tests.premise import Premise
 
 

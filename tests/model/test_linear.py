@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedtmle.errors import NumericalError
-from fedtmle.model.exact import (
+from fedtmle.model.linear import (
     cholesky,
     congruence,
     dot,

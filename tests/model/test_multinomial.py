@@ -7,9 +7,9 @@ import itertools
 import numpy as np
 import pytest
 
-from fedtmle.model import kernels
 from fedtmle.model.submodels import Multinomial
-from fedtmle.model.types import Part, RowBound, unpack
+from fedtmle_core import kernels
+from fedtmle_core.types import Part, RowBound, unpack
 
 ALL = Part.LOSS | Part.GRADIENT | Part.HESSIAN
 BOUND = RowBound(gradient=2, curvature=0)
@@ -60,7 +60,7 @@ def test_any_partition_and_either_backend_give_the_same_integers(monkeypatch: py
     for part in parts[1:]:
         total = total + part.sums(eps, ALL)
     assert total == whole
-    monkeypatch.setattr("fedtmle.model.parallel.BLOCK", 13)
+    monkeypatch.setattr("fedtmle_core.parallel.BLOCK", 13)
     assert submodel.sums(eps, ALL) == whole
     with kernels.using_backend("numpy"):
         assert submodel.sums(eps, ALL) == whole

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 from scipy.stats import chi2, norm
 
-from fedtmle.model import budget
-from fedtmle.model.budget import discrete_gaussian, share_variance, sharing_loss
+from fedtmle.model.budget import share_variance, sharing_loss
+from fedtmle_core import noise
+from fedtmle_core.noise import discrete_gaussian
 
 
 def draws(deviation: float, size: int, seed: int, factor: Fraction = Fraction(1)) -> list[int]:
@@ -63,7 +64,7 @@ def test_large_variances_need_no_floats() -> None:
 
 
 def test_no_floating_point_between_randomness_and_draw() -> None:
-    tree = ast.parse(inspect.getsource(budget))
+    tree = ast.parse(inspect.getsource(noise))
     functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
     for name in ("discrete_gaussian", "_discrete_laplace", "_exp_coin", "_small_exp_coin"):
         for node in ast.walk(functions[name]):

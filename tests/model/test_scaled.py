@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from fedtmle.errors import ContributionError, InputError
-from fedtmle.model import kernels, parallel
-from fedtmle.model.exact import CHUNK, query_shifts
 from fedtmle.model.submodel import GeneralisedLinear
-from fedtmle.model.types import Array, Family, Part, RowBound, Scaled, matrix, scaled
+from fedtmle_core import kernels, parallel
+from fedtmle_core.exact import CHUNK, query_shifts
+from fedtmle_core.types import Array, Family, Part, RowBound, Scaled, matrix, scaled
 
 BACKENDS = ("numba", "numpy")
 EVERYTHING = Part.LOSS | Part.GRADIENT | Part.HESSIAN

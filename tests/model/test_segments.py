@@ -7,7 +7,7 @@ import pytest
 
 from fedtmle.initial.glm import Ridge
 from fedtmle.model.submodel import NoNormaliser
-from fedtmle.model.types import Array
+from fedtmle_core.types import Array
 from fedtmle_paper.density.fluctuation import AbstractFluctuation, ExponentialTilt, LogisticFluctuation
 from fedtmle_paper.density.quadrature import DensityNormaliser
 from tests.premise import Premise

@@ -10,7 +10,7 @@ from fedtmle.model.table import Factor, Table, over_blocks
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedtmle.model.parallel.BLOCK", 10)
+    monkeypatch.setattr("fedtmle_core.parallel.BLOCK", 10)
 
 
 def table(n: int = 25) -> Table:

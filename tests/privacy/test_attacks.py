@@ -12,7 +12,6 @@ import pytest
 import fedtmle as ft
 from fedtmle.algorithms.base import TargetingProgram
 from fedtmle.errors import InputError
-from fedtmle.model.types import Array, Part
 from fedtmle.privacy.audit import (
     Compressed,
     DisclosureLimit,
@@ -25,6 +24,7 @@ from fedtmle.protocol.plan import Plan, roster
 from fedtmle.protocol.sums import SumsQuery
 from fedtmle.runtime.certificate import overhear
 from fedtmle.runtime.rows import LocalRows
+from fedtmle_core.types import Array, Part
 from fedtmle_paper.privacy.attacks import LinearAttack, linear_attack
 from fedtmle_paper.privacy.design import design_modulus
 from fedtmle_paper.privacy.disclosure import ColumnMean, Coordinate, Linear, Smooth

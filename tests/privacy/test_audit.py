@@ -15,7 +15,6 @@ import fedtmle as ft
 from fedtmle.cli import app
 from fedtmle.cli.base import Exit
 from fedtmle.errors import InputError
-from fedtmle.model.types import Array, Part
 from fedtmle.privacy.audit import Attacker, Audit, ColumnRisk, Continuous, Discrete, audit
 from fedtmle.protocol.coded import RoundedGradientQuery
 from fedtmle.protocol.plan import roster
@@ -24,6 +23,7 @@ from fedtmle.runtime.certificate import Replayed, rehearse, replay
 from fedtmle.runtime.ledger import Exchange, Transcript
 from fedtmle.runtime.rows import LocalRows
 from fedtmle.studyfile.file import study_plan
+from fedtmle_core.types import Array, Part
 from fedtmle_paper.two_arm import TwoArm, TwoArmRows
 from tests.privacy.studies import study_with_everything, table_of
 from tests.privacy.test_attacks import plan_of, two_arm_rows

@@ -11,7 +11,6 @@ import pytest
 
 import fedtmle as ft
 from fedtmle.errors import InputError
-from fedtmle.model.types import Array, Part
 from fedtmle.privacy.answers import Explained, Submodels, explain, single
 from fedtmle.privacy.charts import chart_of
 from fedtmle.protocol.plan import roster
@@ -20,6 +19,7 @@ from fedtmle.protocol.sums import SumsQuery
 from fedtmle.runtime.certificate import rehearse
 from fedtmle.runtime.rows import LocalRows
 from fedtmle.studyfile.file import study_plan
+from fedtmle_core.types import Array, Part
 from fedtmle_paper.benchmark import gaussian_mixture
 from fedtmle_paper.density.fluctuation import ExponentialTilt, LogisticFluctuation
 from fedtmle_paper.optimal_transport import OptimalTransport

@@ -10,7 +10,7 @@ import pytest
 from scipy.optimize import minimize
 
 from fedtmle.errors import InputError
-from fedtmle.model.types import Array
+from fedtmle_core.types import Array
 from fedtmle_paper.privacy.design import design_modulus
 from fedtmle_paper.privacy.disclosure import (
     affine_decoder,

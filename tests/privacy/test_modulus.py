@@ -11,8 +11,8 @@ import pytest
 from scipy.optimize import minimize
 
 from fedtmle.errors import InputError
-from fedtmle.model.types import Array
 from fedtmle.privacy.audit import BUFFER, Compressed
+from fedtmle_core.types import Array
 from fedtmle_paper.privacy.design import design_modulus, kernel_floor, modulus_forms, range_slope
 from fedtmle_paper.privacy.family import design_infimum
 

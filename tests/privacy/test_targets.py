@@ -9,12 +9,12 @@ import pytest
 
 import fedtmle as ft
 from fedtmle.model.table import Table
-from fedtmle.model.types import Part
 from fedtmle.privacy.answers import Submodels, explain
 from fedtmle.protocol.query import AnsweredQuery, MomentsQuery
 from fedtmle.protocol.sums import SumsQuery
 from fedtmle.runtime.rows import LocalRows
 from fedtmle.targets.residuals import OnColumns
+from fedtmle_core.types import Part
 from tests.targets.test_residuals import PROBLEM, table
 
 MEAN = OnColumns(problem=ft.Mean(bounds=(-3.0, 5.0)), columns=("y",))

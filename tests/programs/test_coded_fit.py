@@ -14,7 +14,6 @@ from benchmarks.communication import random_studies
 import fedtmle as ft
 from fedtmle.errors import FitError
 from fedtmle.initial.glm import EveryRow, FittedGLM, FittedMultinomial
-from fedtmle.model.types import RowBound
 from fedtmle.programs.coded_fit import DesignColumns
 from fedtmle.protocol.outcome import Targeted
 from fedtmle.protocol.plan import roster
@@ -23,6 +22,7 @@ from fedtmle.protocol.regression import FitCurvatureQuery, FitGradientQuery, Nea
 from fedtmle.protocol.sums import SumsQuery
 from fedtmle.runtime.certificate import heard_rounds
 from fedtmle.studyfile.file import study_plan
+from fedtmle_core.types import RowBound
 from tests.declare import declare
 from tests.effects.studies import VARIABLES, cut, finish, population
 from tests.premise import Premise

@@ -23,12 +23,12 @@ from fedtmle.protocol.plan import Plan
 from fedtmle.protocol.query import AnsweredQuery
 from fedtmle.protocol.regression import FitGradientQuery
 from fedtmle.runtime.certificate import heard_rounds, overhear, replay
-from fedtmle.runtime.journal import MemoryJournal
 from fedtmle.runtime.records import Keeper
 from fedtmle.runtime.rows import LocalRows
 from fedtmle.runtime.session import Finished, InProcess, Session
 from fedtmle.runtime.silo import Silo
 from fedtmle.studyfile.file import study_plan
+from fedtmle_core.journal import MemoryJournal
 from tests.attacks.honest import FLOORS, honest
 
 PASSES = 877  # the path to the fit passes a point where one person has 0.835 of a combination

@@ -15,7 +15,6 @@ import fedtmle as ft
 from fedtmle.data import load_all
 from fedtmle.errors import DecodeError, RefusedError
 from fedtmle.model.problem import ClosingBlock
-from fedtmle.model.types import Array
 from fedtmle.protocol import messages
 from fedtmle.protocol.guard import Guard, RefusalError
 from fedtmle.protocol.looks import LookGroups, Looks, closings_of
@@ -40,6 +39,7 @@ from fedtmle.runtime.session import Finished, InProcess, Session
 from fedtmle.runtime.silo import Silo
 from fedtmle.studyfile.file import study_plan
 from fedtmle.studyfile.schema import schema_of
+from fedtmle_core.types import Array
 from tests.golden.runs import RUNS
 from tests.premise import Premise
 from tests.runtime.faults import RARE, key_of, rare

@@ -22,7 +22,7 @@ from fedtmle.protocol.lattice import (
     build_lattice,
 )
 from fedtmle.protocol.messages import Answered, Ask, Payload
-from fedtmle.runtime.journal import MAGIC, scan
+from fedtmle_core.journal import MAGIC, scan
 from tests.damage import damaged
 from tests.decoders import Decoder, decoders
 from tests.premise import Premise

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from fedtmle.model.submodel import GeneralisedLinear, StreamedLinear
-from fedtmle.model.types import Array, Family, RowBound
 from fedtmle.protocol.subjects import Designs, _disclosed
+from fedtmle_core.types import Array, Family, RowBound
 
 N = 60
 RNG = np.random.default_rng(3)

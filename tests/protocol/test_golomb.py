@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedtmle.errors import DecodeError
-from fedtmle.model.exact import Sums
 from fedtmle.protocol.codes import (
     DECLINED,
     ELIAS_DELTA,
@@ -25,6 +24,7 @@ from fedtmle.protocol.codes import (
     golomb_length,
     golomb_order,
 )
+from fedtmle_core.exact import Sums
 
 integers = st.integers(-(2**40), 2**40) | st.integers(-20, 20)
 

@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedtmle.errors import DecodeError, InputError, PrecisionError
-from fedtmle.model.exact import Sums
 from fedtmle.protocol.codes import BitReader, BitWriter
 from fedtmle.protocol.lattice import (
     CHECK_BITS,
@@ -28,6 +27,7 @@ from fedtmle.protocol.lattice import (
     whitener,
     working_tolerance,
 )
+from fedtmle_core.exact import Sums
 from tests.damage import damaged_bits
 from tests.premise import Premise
 

@@ -18,7 +18,6 @@ from fedtmle.demo import IHDP, ihdp_silos
 from fedtmle.errors import RefusedError
 from fedtmle.model.leverage import LEAST_RESIDUAL, PersonRows, deviations, largest_leverage
 from fedtmle.model.problem import JudgedTogether
-from fedtmle.model.types import Array, Family, Part, unpack, upper_pairs
 from fedtmle.protocol.guard import Guard
 from fedtmle.protocol.looks import LookGroups, Looks, Rule, groups_left_out
 from fedtmle.protocol.masked import (
@@ -42,6 +41,7 @@ from fedtmle.runtime.session import Finished, InProcess, Session
 from fedtmle.runtime.silo import Silo
 from fedtmle.studyfile.file import study_plan
 from fedtmle.studyfile.schema import schema_of
+from fedtmle_core.types import Array, Family, Part, unpack, upper_pairs
 from tests.attacks import refusals
 from tests.attacks.honest import run_honest
 from tests.attacks.truth import truth_of

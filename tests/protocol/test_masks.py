@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from fedtmle.errors import DecodeError, InputError
 from fedtmle.protocol.codes import BitReader, BitWriter
-from fedtmle.protocol.masks import PRIME, Lane, Masked, Masker, MaskKey, Packing
+from fedtmle.protocol.masks import PRIME, Lane, Masked, Masker, Packing
+from fedtmle_core.signing import MaskKey
 
 AT: dict[str, Any] = {"n": 12, "round": 3, "heard": b"heard"}
 

@@ -12,7 +12,6 @@ import pytest
 
 import fedtmle as ft
 from fedtmle.model.table import Factor, Table
-from fedtmle.model.types import Array, Part
 from fedtmle.targets.effects.components import AbstractRegime
 from fedtmle.targets.effects.prepare import EffectColumns
 from fedtmle.targets.regimes.problem import (
@@ -23,6 +22,7 @@ from fedtmle.targets.regimes.problem import (
     SequentialStep,
 )
 from fedtmle.targets.regimes.timeline import Timeline
+from fedtmle_core.types import Array, Part
 from tests.kinds import without_example
 
 STEP, PERIODS, DOSES = 1e-200, 2, 3

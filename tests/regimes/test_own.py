@@ -17,7 +17,6 @@ from fedtmle.initial.design import design
 from fedtmle.initial.glm import GLMModel, OffsetResponse
 from fedtmle.initial.own import OwnBlock, ProfiledModel, by_silo
 from fedtmle.model.table import SILO, Table
-from fedtmle.model.types import Array, Part
 from fedtmle.privacy.answers import Submodels, explain
 from fedtmle.programs.regimes import RegimeDetails, predictors
 from fedtmle.programs.superlearner import OwnCoefficients, own_blocks, own_view
@@ -26,6 +25,7 @@ from fedtmle.protocol.regression import FitGradientQuery
 from fedtmle.runtime.rows import LocalRows
 from fedtmle.studies.run import pooled_rows
 from fedtmle.targets.regimes.statistics import ModifiedRows
+from fedtmle_core.types import Array, Part
 from tests.effects.studies import finish
 from tests.effects.test_own import SILOS, Watched, planned, same_bytes, totals_of
 from tests.narrow import targeted

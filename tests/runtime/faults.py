@@ -38,15 +38,15 @@ from fedtmle.protocol.messages import Reason, Refused
 from fedtmle.protocol.outcome import Outcome, Targeted
 from fedtmle.protocol.plan import Member, Plan, roster
 from fedtmle.protocol.policy import UNGUARDED
-from fedtmle.runtime.journal import Journal
 from fedtmle.runtime.ledger import Ledger, read, text
 from fedtmle.runtime.records import Keeper, Record
 from fedtmle.runtime.rows import read_rows
 from fedtmle.runtime.session import Finished
-from fedtmle.runtime.signing import SigningKey
 from fedtmle.runtime.silo import Silo
 from fedtmle.studyfile.file import study_plan
 from fedtmle.studyfile.schema import schema_of
+from fedtmle_core.journal import Journal
+from fedtmle_core.signing import SigningKey
 from tests.cases import targets
 from tests.declare import declare
 from tests.initial.silos import pooled_table, split, trial

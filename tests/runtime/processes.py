@@ -24,14 +24,14 @@ from unittest import mock
 import msgspec
 
 from fedtmle.errors import DeadlineError
-from fedtmle.model.budget import discrete_gaussian
 from fedtmle.protocol.plan import Plan
 from fedtmle.runtime import silo as silo_module
-from fedtmle.runtime.journal import MAGIC, FileJournal, scan
 from fedtmle.runtime.ledger import Ledger, StudyScope
 from fedtmle.runtime.records import Keeper
 from fedtmle.runtime.session import Journalled, Session
 from fedtmle.runtime.silo import Silo
+from fedtmle_core.journal import MAGIC, FileJournal, scan
+from fedtmle_core.noise import discrete_gaussian
 from tests.runtime.faults import CASES, NOISY, POLICY, key_of, reference
 
 PLANS = {**CASES, **NOISY}

@@ -23,11 +23,11 @@ from typing import Any
 from fedtmle.errors import DeadlineError, JournalError, ProtocolError, RefusedError
 from fedtmle.protocol.messages import Reason
 from fedtmle.protocol.plan import Plan
-from fedtmle.runtime.journal import MAGIC, START, Journal, frame, scan
 from fedtmle.runtime.ledger import Ledger
 from fedtmle.runtime.records import Keeper
 from fedtmle.runtime.session import Finished, Journalled, Session
 from fedtmle.runtime.silo import Silo
+from fedtmle_core.journal import MAGIC, START, Journal, frame, scan
 
 
 class PowerCut(BaseException):  # no handler of errors may catch it

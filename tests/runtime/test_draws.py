@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 import fedtmle as ft
-from fedtmle.model.budget import discrete_gaussian
 from fedtmle.protocol.plan import Plan, roster
 from fedtmle.runtime import silo
 from fedtmle.studyfile.file import study_plan
+from fedtmle_core.noise import discrete_gaussian
 from tests.initial.silos import pooled_table, split, trial
 from tests.premise import Premise
 from tests.runtime.faults import PASSING, keeper_without_ledger

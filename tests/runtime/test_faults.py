@@ -10,10 +10,10 @@ import pytest
 
 from fedtmle.errors import DeadlineError
 from fedtmle.protocol.codes import Uplink
-from fedtmle.runtime.journal import Journal
 from fedtmle.runtime.records import Records
 from fedtmle.runtime.session import Journalled
 from fedtmle.runtime.silo import Silo
+from fedtmle_core.journal import Journal
 from tests.premise import Premise
 from tests.runtime.faults import NAMES, TURNS, differences, encoded, keeper_without_ledger, reference
 from tests.runtime.simulator import Faults, Kind, SimulatedJournal, run_until_done

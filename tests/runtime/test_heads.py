@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 from fedtmle.cli import app
 from fedtmle.errors import JournalError
 from fedtmle.runtime.ledger import Entry, Ledger, verify
-from fedtmle.runtime.signing import Approvals, SigningKey, head_path
+from fedtmle.runtime.signing import Approvals, head_path
+from fedtmle_core.signing import SigningKey
 
 PLAN = bytes(32)
 

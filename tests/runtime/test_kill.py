@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from fedtmle.runtime.journal import FileJournal
 from fedtmle.runtime.ledger import read
+from fedtmle_core.journal import FileJournal
 from tests.runtime.faults import encoded, records, reference
 
 KILLS = 100

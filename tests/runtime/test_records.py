@@ -28,11 +28,11 @@ from fedtmle.protocol.messages import Reason, Refused
 from fedtmle.protocol.outcome import Targeted
 from fedtmle.protocol.policy import UNGUARDED, Policy
 from fedtmle.runtime import ledger as ledgers
-from fedtmle.runtime.journal import MAGIC, FileJournal, MemoryJournal, frame
 from fedtmle.runtime.ledger import Entry, Ledger
 from fedtmle.runtime.records import Keeper
 from fedtmle.runtime.session import InProcess, Journalled, Session
 from fedtmle.runtime.silo import Silo
+from fedtmle_core.journal import MAGIC, FileJournal, MemoryJournal, frame
 from tests.premise import Premise
 from tests.runtime.faults import NOON, encoded, reference
 
@@ -246,7 +246,7 @@ def test_a_limit_on_the_size_of_files_is_a_full_disk(tmp_path: Path) -> None:
     """The operating system's own refusal, in a process of its own."""
     script = (
         "import resource, sys; from fedtmle.errors import JournalError\n"
-        "from fedtmle.runtime.journal import FileJournal\n"
+        "from fedtmle_core.journal import FileJournal\n"
         "journal = FileJournal(sys.argv[1]); journal.append(b'kept')\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (200, 200))\n"
         "try:\n    journal.append(b'x' * 500)\n"

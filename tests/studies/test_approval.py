@@ -14,13 +14,13 @@ import fedtmle as ft
 from fedtmle.cli import app
 from fedtmle.errors import InputError
 from fedtmle.layout import visible
-from fedtmle.runtime.signing import SigningKey
 from fedtmle.studies.approval import fingerprint_of, literals, review
 from fedtmle.studies.home import Home
 from fedtmle.studies.preview import preview
 from fedtmle.studies.validate import validate
 from fedtmle.studyfile.file import StudyFile, file_plan, read_study
 from fedtmle.text.approval import render_approval
+from fedtmle_core.signing import SigningKey
 
 FORGED = "x\nPlan 0000\n\x1b[2J\x1b[1AApproved.\r\u202e\u2066\u2028\u200b\x9b"
 TOML = "".join(f"\\u{ord(char):04x}" if not char.isascii() or char < " " else char for char in FORGED)

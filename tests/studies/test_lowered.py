@@ -25,10 +25,10 @@ from fedtmle.protocol.policy import UNGUARDED
 from fedtmle.report.page import render
 from fedtmle.runtime.records import Keeper
 from fedtmle.runtime.session import InProcess, Session
-from fedtmle.runtime.signing import is_signed
 from fedtmle.runtime.silo import Silo
 from fedtmle.studies.home import Home, open_party
 from fedtmle.studyfile.file import StudyFileErrors, file_plan, read_study
+from fedtmle_core.signing import is_signed
 from tests.runtime.faults import CASES, key_of
 
 REASON = "rare disease <b>; decision 12/2026"

@@ -14,7 +14,6 @@ from benchmarks.privacy import Cell, draw, run_flow, study_of
 
 import fedtmle as ft
 from fedtmle.errors import InputError, RefusedError
-from fedtmle.model.budget import discrete_gaussian
 from fedtmle.protocol.plan import roster
 from fedtmle.report.page import render as page_of
 from fedtmle.runtime import silo
@@ -24,6 +23,7 @@ from fedtmle.studies.preflight import preflight
 from fedtmle.studyfile.file import read_study, study_plan
 from fedtmle.text.certificate import certificate
 from fedtmle.text.result import render as text_of
+from fedtmle_core.noise import discrete_gaussian
 from tests.declare import declare
 from tests.initial.silos import pooled_table, split, trial
 

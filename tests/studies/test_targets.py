@@ -209,7 +209,7 @@ def test_an_owner_s_list_is_checked() -> None:
 BROKEN = {
     "score": "    def eif(self, law, rows, psi):\n        return (psi[0] - rows)[:, None]\n",
     "bound": "    def row_bound(self, law):\n"
-    "        from fedtmle.model.types import RowBound\n        return RowBound(gradient=-9, curvature=0)\n",
+    "        from fedtmle_core.types import RowBound\n        return RowBound(gradient=-9, curvature=0)\n",
     "path": "    def path(self, law):\n        return ()\n",
 }
 

@@ -9,8 +9,8 @@ from fedtmle.errors import ContributionError, DataError, InputError, NumericalEr
 from fedtmle.model.check import FiniteLaw, check_problem
 from fedtmle.model.fit import FitStatus, fit_local
 from fedtmle.model.submodel import NoNormaliser
-from fedtmle.model.types import Part
 from fedtmle.targets.mean import Mean, MeanLaw
+from fedtmle_core.types import Part
 
 ORIGIN = np.zeros(1)
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fedtmle.errors import DataError, InputError, NumericalError
-from fedtmle.model.types import Part, unpack
+from fedtmle_core.types import Part, unpack
 from fedtmle_paper import benchmark
 from fedtmle_paper.density import start as start_module
 from fedtmle_paper.density.fluctuation import ExponentialTilt, LogisticFluctuation

@@ -11,8 +11,8 @@ import numpy as np
 import fedtmle as ft
 from fedtmle.model.check import FiniteLaw
 from fedtmle.model.table import StreamedTable, Table
-from fedtmle.model.types import Part
 from fedtmle.targets.residuals import Residual, ResidualProblem
+from fedtmle_core.types import Part
 
 LOW, HIGH = -3.0, 5.0
 G = 0.4  # P(Z = 1)

@@ -13,7 +13,7 @@ from fedtmle.errors import ContributionError, DataError, InputError, NumericalEr
 from fedtmle.model.check import FiniteLaw, check_problem
 from fedtmle.model.fit import FitStatus, fit_local
 from fedtmle.model.submodel import NoNormaliser
-from fedtmle.model.types import Part
+from fedtmle_core.types import Part
 from fedtmle_paper.two_arm import LOGIT_REACH, TwoArm, TwoArmLaw
 
 ORIGIN = np.zeros(2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 import fedtmle as ft
-from fedtmle.model.types import IntArray
+from fedtmle_core.types import IntArray
 from fedtmle_paper.benchmark import curved_mixture, gaussian_mixture
 from fedtmle_paper.density.fluctuation import ExponentialTilt, LogisticFluctuation
 from fedtmle_paper.optimal_transport import OptimalTransport

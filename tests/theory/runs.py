@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import fedtmle as ft
 from fedtmle.algorithms.base import AbstractAlgorithm, TargetingProgram
 from fedtmle.algorithms.coded import Coded
-from fedtmle.model.types import IntArray
 from fedtmle.protocol.coded import RoundedGradientQuery
 from fedtmle.protocol.lattice import Lattice
 from fedtmle.protocol.plan import Plan, roster
 from fedtmle.runtime.certificate import heard_rounds, personal_rounds
 from fedtmle.theory.averaging import FitRound
 from fedtmle.theory.path import TargetingPath, follow
+from fedtmle_core.types import IntArray
 from tests.cases import Case
 
 

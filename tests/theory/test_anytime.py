@@ -12,7 +12,6 @@ from scipy.special import expit
 
 import fedtmle as ft
 from fedtmle.model.problem import ConvergenceBounds
-from fedtmle.model.types import Array
 from fedtmle.theory.statistical import (
     NO_REACH,
     NOT_AT_ORIGIN,
@@ -20,6 +19,7 @@ from fedtmle.theory.statistical import (
     distance_to_convergence,
     root_distance,
 )
+from fedtmle_core.types import Array
 from fedtmle_paper.optimal_transport import OptimalTransport
 from tests.premise import Premise
 

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 import fedtmle as ft
-from fedtmle.model.types import Part
 from fedtmle.protocol.fits import Choice
 from fedtmle.runtime.certificate import heard_rounds
 from fedtmle.theory import personalized as p
 from fedtmle.theory.averaging import averaging_rounds, personal_loss_budget
 from fedtmle.theory.communication import step_decrease
+from fedtmle_core.types import Part
 from tests.cases import targets
 from tests.premise import Premise
 from tests.theory.problems import random_case

@@ -10,11 +10,11 @@ import pytest
 
 import fedtmle as ft
 from fedtmle.model.table import Factor, Table
-from fedtmle.model.types import Array, Part
 from fedtmle.targets.effects.components import Everyone, InStratum, Static, Threshold
 from fedtmle.targets.effects.prepare import EffectColumns
 from fedtmle.targets.time.followup import PERIOD
 from fedtmle.targets.time.problem import RegimeGroup, TimePreparation, TimeProblem
+from fedtmle_core.types import Array, Part
 
 COVARIATES, ARMS, PERIODS, STEP = 3, 2, 3, 1e-200
 

@@ -12,7 +12,6 @@ import fedtmle as ft
 from fedtmle.initial.glm import FittedGLM
 from fedtmle.initial.own import ProfiledModel
 from fedtmle.model.table import SILO, Table
-from fedtmle.model.types import Part
 from fedtmle.privacy.answers import Submodels, explain
 from fedtmle.programs.nuisance import effect_columns, fit_model
 from fedtmle.programs.superlearner import OwnCoefficients, own_blocks
@@ -21,6 +20,7 @@ from fedtmle.protocol.query import AnsweredQuery
 from fedtmle.protocol.regression import FitGradientQuery
 from fedtmle.runtime.rows import LocalRows
 from fedtmle.studies.run import pooled_rows
+from fedtmle_core.types import Part
 from tests.effects.studies import finish
 from tests.effects.test_own import SILOS, Watched, expit, planned, same_bytes, totals_of
 from tests.narrow import targeted

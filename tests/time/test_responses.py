@@ -7,12 +7,12 @@ import pytest
 
 import fedtmle as ft
 from fedtmle.model.table import Factor, Table
-from fedtmle.model.types import Part
 from fedtmle.targets.effects.components import Everyone, Static
 from fedtmle.targets.effects.prepare import EffectColumns
 from fedtmle.targets.time.followup import PERIOD, FollowUp
 from fedtmle.targets.time.problem import RegimeGroup
 from fedtmle.targets.time.statistics import AbstractPeriodResponse, CensoringResponse, EventResponse
+from fedtmle_core.types import Part
 from tests.time.test_eif import Tree, law_of, problem_of, table_of, target_of
 
 EDGES = (1.0, 2.5, 4.0)

@@ -16,14 +16,12 @@ from numpy.typing import ArrayLike, NDArray
 import fedtmle as ft
 from fedtmle.data import load_all
 from fedtmle.initial.glm import FittedGLM
-from fedtmle.model.exact import Sums
 from fedtmle.protocol.bins import BinTotal
 from fedtmle.protocol.clusters import Clusters
 from fedtmle.protocol.coded import SiloCurvature
 from fedtmle.protocol.codes import encode
 from fedtmle.protocol.fits import FitAnswer, FitOutcome, SwitchAnswer
 from fedtmle.protocol.masked import AbstractLook, GainsQuery, ShownQuery
-from fedtmle.protocol.masks import MaskKey
 from fedtmle.protocol.plan import Follower, Member, roster
 from fedtmle.protocol.policy import Policy
 from fedtmle.protocol.query import AbstractQuery, Query
@@ -33,6 +31,8 @@ from fedtmle.runtime.certificate import heard_rounds
 from fedtmle.runtime.rows import LocalRows
 from fedtmle.studyfile.file import study_plan
 from fedtmle.studyfile.schema import schema_of
+from fedtmle_core.exact import Sums
+from fedtmle_core.signing import MaskKey
 
 SILO = "north"
 SHOWN_NUMBERS = 6

@@ -10,7 +10,7 @@ import math
 import numpy as np
 
 from fedtmle.errors import InputError
-from fedtmle.model.types import Array, IntArray
+from fedtmle_core.types import Array, IntArray
 
 PROBABILITIES = (0.5, 0.3, 0.2)
 MEANS = ((-2.0, 0.0), (1.5, 1.5), (1.5, -1.5))

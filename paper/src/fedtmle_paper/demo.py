@@ -10,13 +10,13 @@ from rich.console import Console
 from rich.table import Table
 
 from fedtmle.algorithms.coded import Coded
-from fedtmle.model.types import Array
 from fedtmle.protocol.query import Phase
 from fedtmle.report.series import document_of
 from fedtmle.results.result import versions
 from fedtmle.runtime.result import Result
 from fedtmle.solver import solve
 from fedtmle.studies.progress import live_progress
+from fedtmle_core.types import Array
 from fedtmle_paper.benchmark import client_sizes, gaussian_mixture, random_partition
 from fedtmle_paper.optimal_transport import OptimalTransport
 

@@ -12,7 +12,6 @@ from fractions import Fraction
 
 import numpy as np
 
-from fedtmle.model.types import Array
 from fedtmle.theory.communication import ENERGY, FINEST, LOG_BITS, ROUND_BITS
 from fedtmle.theory.personalized import CURVATURE_TERM, FOURTH_TERM, GRADIENT_TERM
 from fedtmle.theory.statistical import (
@@ -22,6 +21,7 @@ from fedtmle.theory.statistical import (
     process_bound,
     tolerance_schedule,
 )
+from fedtmle_core.types import Array
 
 THRESHOLD = Fraction(3, 4)  # action 00 iff ||g~|| > 3 delta/4
 DECREASE_FLOOR = Fraction(3, 32)  # of delta^2/beta: DECREASE times THRESHOLD squared

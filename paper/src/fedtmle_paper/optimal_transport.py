@@ -21,9 +21,9 @@ from typing import final
 import numpy as np
 
 from fedtmle.errors import InputError, NumericalError
-from fedtmle.model import kernels
-from fedtmle.model.exact import cholesky, congruence, invert, multiply, solve_factored
-from fedtmle.model.types import Array
+from fedtmle.model.linear import cholesky, congruence, invert, multiply, solve_factored
+from fedtmle_core import kernels
+from fedtmle_core.types import Array
 from fedtmle_paper.density.fluctuation import AbstractFluctuation, LogisticFluctuation
 from fedtmle_paper.density.law import AbstractFunctional
 from fedtmle_paper.density.problem import AbstractDensityProblem

@@ -15,11 +15,11 @@ import numpy as np
 
 from fedtmle.defects import expect_column
 from fedtmle.errors import InputError
-from fedtmle.model.types import Array
 from fedtmle.programs.target import AbstractTarget, BegunStudy, StartedTarget
 from fedtmle.protocol.query import Flow
 from fedtmle.targets.effects.estimands import ColumnUse, Scale, Summary
 from fedtmle.targets.residuals import OnColumns
+from fedtmle_core.types import Array
 from fedtmle_paper.density.fluctuation import AbstractFluctuation, ExponentialTilt, LogisticFluctuation
 from fedtmle_paper.density.law import DensityLaw
 from fedtmle_paper.optimal_transport import SQUARE, OptimalTransport

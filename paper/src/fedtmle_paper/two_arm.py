@@ -26,8 +26,6 @@ from typing import final
 import numpy as np
 
 from fedtmle.errors import DataError, InputError, NumericalError
-from fedtmle.model import kernels
-from fedtmle.model.exact import Sums
 from fedtmle.model.problem import (
     AbstractProblem,
     Estimate,
@@ -37,8 +35,10 @@ from fedtmle.model.problem import (
     second_moments,
 )
 from fedtmle.model.submodel import GeneralisedLinear, NoNormaliser
-from fedtmle.model.types import Array, Family, RowBound, exponent
 from fedtmle.privacy.charts import AbstractMomentsChart, Tangent, chart_of
+from fedtmle_core import kernels
+from fedtmle_core.exact import Sums
+from fedtmle_core.types import Array, Family, RowBound, exponent
 
 COLUMNS = ("outcome", "treatment", "Q1", "Q0", "g")
 LOGIT_REACH = 64.0  # |eps . X_a| beyond this is a runaway fluctuation, not a fit

@@ -11,16 +11,17 @@ from typing import Generic, Literal, Self, TypeVar, final
 import numpy as np
 
 from fedtmle.errors import InputError, NumericalError
-from fedtmle.model import exact, kernels
-from fedtmle.model.exact import GRID_BITS, Sums
+from fedtmle.model import linear
 from fedtmle.model.problem import Estimate
-from fedtmle.model.types import Array, IntArray, Part, unpack
 from fedtmle.protocol.lattice import finest_tolerance
 from fedtmle.protocol.outcome import Certificate, Personalised, SiteTest, Status, Targeted, Visit
 from fedtmle.protocol.plan import AbstractProgram
 from fedtmle.protocol.query import Flow, Law, Model, MomentsQuery, Phase, Problem
 from fedtmle.protocol.sites import PopulationsQuery, SpreadQuery
 from fedtmle.protocol.sums import SumsQuery, mean_gradient, norm
+from fedtmle_core import kernels
+from fedtmle_core.exact import GRID_BITS, Sums
+from fedtmle_core.types import Array, IntArray, Part, unpack
 
 # Whether the silos' rows are draws from one population, which bounds on averages of fits assume.
 
@@ -39,11 +40,11 @@ def compare_populations(problem: Problem, law: Law, n: int) -> Flow[SiteTest | N
     if f <= d + 1:
         return None
     Sigma = unpack(pooled[d:-1].values(f), d)
-    factor = exact.cholesky(Sigma, floor=SINGULAR * float(np.diag(Sigma).max()))
+    factor = linear.cholesky(Sigma, floor=SINGULAR * float(np.diag(Sigma).max()))
     if factor is None:
         return None
     answer: Sums = yield PopulationsQuery(
-        problem=problem, law=law, n=n, mean=pooled[:d].values(n), root=exact.invert_lower(factor)
+        problem=problem, law=law, n=n, mean=pooled[:d].values(n), root=linear.invert_lower(factor)
     )
     statistic, silos = answer.values().tolist()
     return SiteTest(model=TESTED, statistic=statistic * (f - d - 1) / f, silos=int(silos), dim=d)

@@ -23,9 +23,8 @@ from fedtmle.algorithms.base import (
     tolerance_scales,
 )
 from fedtmle.errors import InputError
-from fedtmle.model.exact import Sums, congruence, dot, operator_norm_squared, symmetric_norm
+from fedtmle.model.linear import congruence, dot, operator_norm_squared, symmetric_norm
 from fedtmle.model.submodel import AbstractNormaliser
-from fedtmle.model.types import Array
 from fedtmle.protocol.coded import (
     Action,
     CalibrationQuery,
@@ -50,6 +49,8 @@ from fedtmle.protocol.lattice import (
 from fedtmle.protocol.outcome import Certificate, Smoothness, Status, Targeted
 from fedtmle.protocol.query import Flow, JointQuery, Law, MomentsQuery, Problem
 from fedtmle.protocol.sums import norm
+from fedtmle_core.exact import Sums
+from fedtmle_core.types import Array
 
 # Steps that learn the curvature from the gradients seen so far (Anderson's method).
 #

@@ -22,9 +22,9 @@ from fedtmle.algorithms.base import (
 )
 from fedtmle.algorithms.local import LocalAverage
 from fedtmle.algorithms.optimizers import AbstractOptimizer, GradientDescent, Origin
-from fedtmle.model.types import Part, unpack
 from fedtmle.protocol.outcome import Certificate, Status, Targeted
 from fedtmle.protocol.query import Flow, Law, MomentsQuery, Problem
+from fedtmle_core.types import Part, unpack
 
 
 @final

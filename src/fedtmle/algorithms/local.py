@@ -30,7 +30,6 @@ from fedtmle.algorithms.base import (
 from fedtmle.algorithms.coded import Coded, History
 from fedtmle.errors import InputError
 from fedtmle.model.fit import EXACT_NEWTON, LocalSolver
-from fedtmle.model.types import Part
 from fedtmle.protocol.coded import Certified, Estimated, SmoothnessRule
 from fedtmle.protocol.fits import (
     Choice,
@@ -47,6 +46,7 @@ from fedtmle.protocol.fits import (
 from fedtmle.protocol.lattice import root_up
 from fedtmle.protocol.outcome import ActiveSilos, Personalised, Status, Targeted
 from fedtmle.protocol.query import Flow, Law, Problem
+from fedtmle_core.types import Part
 
 FINEST = 2.0**-48  # the finest lattice of messages: with the default radius, 56 bits a number
 FAILED_FITS = {FitOutcome.BOUNDARY: Status.BOUNDARY_FIT, FitOutcome.STALLED: Status.STALLED_FIT}

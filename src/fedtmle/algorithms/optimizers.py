@@ -15,9 +15,10 @@ import numpy as np
 
 from fedtmle.algorithms.base import Run, require_budget, require_positive
 from fedtmle.errors import InputError, NumericalError
-from fedtmle.model.exact import newton_direction, query_shifts
-from fedtmle.model.types import Array, IntArray, Part, unpack
+from fedtmle.model.linear import newton_direction
 from fedtmle.protocol.query import Flow, Law, Model
+from fedtmle_core.exact import query_shifts
+from fedtmle_core.types import Array, IntArray, Part, unpack
 
 PUBLIC_RESOLUTION = 2.0**-44  # error of log Z by quadrature; smaller decreases are lost in it
 PARTITION_STREAM = 2**62  # the generator's stream of the fixed partition; no step of a run has this number

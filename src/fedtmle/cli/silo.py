@@ -213,7 +213,8 @@ def verify(ledger: Path = LEDGER) -> None:
     """Check every line against its hash and the line before it, and the ledger against its signed head."""
     from fedtmle.runtime.ledger import read
     from fedtmle.runtime.ledger import verify as check
-    from fedtmle.runtime.signing import SigningKey, head_path
+    from fedtmle.runtime.signing import head_path
+    from fedtmle_core.signing import SigningKey
 
     with reporting(as_json=False):
         for _ in read(ledger):  # also notices a last line that is incomplete

@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 
 from fedtmle.data.silofile import Column, ColumnMap, Kind
 from fedtmle.defects import Defects
-from fedtmle.model import kernels
 from fedtmle.model.table import Factor
-from fedtmle.model.types import Array, IntArray
 from fedtmle.protocol.clusters import keyed
+from fedtmle_core import kernels
+from fedtmle_core.types import Array, IntArray
 
 # Columns of dates as days, for the difference of two of them.
 #

@@ -49,7 +49,7 @@ from fedtmle.data.sql import (
 from fedtmle.defects import DataErrors, Defect, Defects
 from fedtmle.errors import InputError
 from fedtmle.model.table import AnyTable, Factor
-from fedtmle.model.types import IntArray
+from fedtmle_core.types import IntArray
 
 MOST_VALUES = 20_000  # distinct values of all columns; a table with more is read row by row
 _ROWS = "rows of the silo"  # name of the select that holds the owner's query

@@ -23,7 +23,7 @@ from fedtmle.data.convert import (
 )
 from fedtmle.data.silofile import LongTable
 from fedtmle.model.table import Factor
-from fedtmle.model.types import Array, Bools, IntArray
+from fedtmle_core.types import Array, Bools, IntArray
 
 if TYPE_CHECKING:
     import pandas as pd

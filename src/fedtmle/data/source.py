@@ -45,9 +45,9 @@ from fedtmle.data.snapshot import QueryReader, Snapshot, open_query
 from fedtmle.defects import DataErrors, Defect, Defects
 from fedtmle.errors import DataError, InputError
 from fedtmle.initial.variables import TIME_UNITS, conversion, time_unit
-from fedtmle.model.parallel import done
 from fedtmle.model.table import AnyTable, Factor, StreamedTable, Table
-from fedtmle.model.types import Array
+from fedtmle_core.parallel import done
+from fedtmle_core.types import Array
 
 Batches = Callable[[], Iterator[tuple[Table, Defects]]]  # one pass: each batch with its defects
 NO_ROWS = ("the table has no rows", "give at least one row, or leave the silo out of the study")

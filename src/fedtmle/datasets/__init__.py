@@ -9,7 +9,7 @@ from importlib import resources
 import numpy as np
 
 from fedtmle.initial.variables import Variables
-from fedtmle.model.types import Array
+from fedtmle_core.types import Array
 
 
 def ihdp() -> dict[str, Array]:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import fedtmle
 from fedtmle.deploy.kits import Kit, read_kit
-from fedtmle.runtime.journal import Document
+from fedtmle_core.journal import Document
 
 MARK = "fedtmle-compiled.json"
 

@@ -24,8 +24,8 @@ from fedtmle.deploy.kits import Kit, Role, read_kit
 from fedtmle.deploy.processes import running
 from fedtmle.engine.post import approvals_of, close_plans, silo_folder
 from fedtmle.errors import FedTMLEError, InputError
-from fedtmle.runtime.journal import Document, read_document, scan, write_document
 from fedtmle.runtime.ledger import read
+from fedtmle_core.journal import Document, read_document, scan, write_document
 
 FORMAT = 1
 LONGEST = 8 << 30  # bytes of one file in a backup

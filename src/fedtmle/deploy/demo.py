@@ -30,13 +30,13 @@ from fedtmle.engine.runs import RunFolder, RunState, RunStatus, server_key
 from fedtmle.errors import InputError, ProtocolError
 from fedtmle.initial.variables import Variables
 from fedtmle.layout import number, wrapped
-from fedtmle.model import kernels
 from fedtmle.results.result import StudyResult
 from fedtmle.runtime.session import InProcess
 from fedtmle.studies.home import Home, open_party
 from fedtmle.studies.over import run_over
 from fedtmle.studyfile.draft import variables_text
 from fedtmle.studyfile.file import StudyFile, file_plan, read_study
+from fedtmle_core import kernels
 
 START_UP = 60.0  # seconds until the server and every silo are connected
 

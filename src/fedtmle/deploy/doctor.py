@@ -36,8 +36,8 @@ from fedtmle.deploy.processes import descendants, running, wait_until
 from fedtmle.engine.post import approvals_of, last_contact, silo_folder, studies_folder
 from fedtmle.engine.runs import RunFolder, RunState
 from fedtmle.errors import FedTMLEError, InputError
-from fedtmle.runtime.journal import read_document, scan, write_document
 from fedtmle.runtime.ledger import read, verify, walk
+from fedtmle_core.journal import read_document, scan, write_document
 
 # The way from a party's machine to the server: direct, or through the institution's outbound proxy.
 #

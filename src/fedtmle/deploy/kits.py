@@ -8,7 +8,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from fedtmle.errors import InputError
-from fedtmle.runtime.journal import Document, read_document, write_document
+from fedtmle_core.journal import Document, read_document, write_document
 
 
 class Role(StrEnum):

@@ -37,8 +37,8 @@ from fedtmle.engine.process import Process
 from fedtmle.engine.runs import RunFolder, RunState, RunStatus, Terms, full_disk, is_run_name, sites
 from fedtmle.errors import InputError, ProtocolError
 from fedtmle.layout import phase_name
-from fedtmle.runtime.journal import read_document, write_document
 from fedtmle.studyfile.file import StudyFile, file_plan
+from fedtmle_core.journal import read_document, write_document
 
 # What the server's engine wrote about itself: whether it runs, and which silos are connected.
 

@@ -20,10 +20,10 @@ from fedtmle.engine.post import last_contact, silo_folder, studies_folder
 from fedtmle.engine.runs import RunFolder, server_key
 from fedtmle.errors import FedTMLEError, InputError
 from fedtmle.layout import wrapped
-from fedtmle.runtime.journal import read_document, write_document
 from fedtmle.runtime.signing import Decision
 from fedtmle.studies.home import Home, data_digest
 from fedtmle.studyfile.file import file_plan, read_study
+from fedtmle_core.journal import read_document, write_document
 
 # The studies that came to a silo: which plan each is, what its owner decided, and whether it has run.
 #

@@ -15,7 +15,7 @@ import psutil
 from fedtmle.deploy.kits import Kit, Role
 from fedtmle.engine.process import Process
 from fedtmle.errors import InputError
-from fedtmle.runtime.journal import read_document, write_document
+from fedtmle_core.journal import read_document, write_document
 
 GRACE = 5.0  # seconds between asking a process to end and ending it
 

@@ -26,7 +26,7 @@ from fedtmle.deploy.kits import ADMIN_ROLE, Deployment, Kit, Role, write_policy
 from fedtmle.engine.office import COORDINATOR
 from fedtmle.engine.runs import revoked, sites
 from fedtmle.errors import InputError
-from fedtmle.runtime.journal import Document, read_document, write_document
+from fedtmle_core.journal import Document, read_document, write_document
 
 # The consortium's certificate authority: it signs certificates, and keeps no private key but its own.
 #

@@ -15,11 +15,11 @@ from fedtmle.engine.process import Process
 from fedtmle.engine.runs import Move, MoveError, RunFolder, Terms, full_disk, lose, reason, server_key
 from fedtmle.errors import DeadlineError, FedTMLEError, InputError, JournalError, ProtocolError, RefusedError
 from fedtmle.programs.study import Study
-from fedtmle.runtime.journal import FileJournal
 from fedtmle.runtime.session import ABSENT, Federation, Journalled, RoundReport, opened_silos
 from fedtmle.studies.over import run_over
 from fedtmle.studies.progress import EventLog
 from fedtmle.studyfile.file import StudyFile, file_plan
+from fedtmle_core.journal import FileJournal
 
 _log = logging.getLogger("fedtmle.server")
 POLL = 0.5  # seconds between two looks at who is ready

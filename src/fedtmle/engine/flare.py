@@ -24,7 +24,7 @@ from fedtmle.engine.coordinate import Awaited, Coordination, Seal, words
 from fedtmle.engine.frames import Answer, Declined, Reply
 from fedtmle.engine.process import keep_loaded
 from fedtmle.errors import DeadlineError, DecodeError, ProtocolError, RefusedError
-from fedtmle.model import kernels
+from fedtmle_core import kernels
 
 RETRY_PAUSE = 0.5  # seconds between attempts to reach a silo again
 ABORT_POLL = 0.2  # seconds between two looks at whether the engine has ended the job

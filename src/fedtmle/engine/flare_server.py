@@ -26,7 +26,7 @@ from fedtmle.engine.post import read_report, write_letter
 from fedtmle.engine.process import write_log
 from fedtmle.engine.runs import Dispatcher, RunFolder, revoked
 from fedtmle.errors import ProtocolError
-from fedtmle.runtime.journal import Document
+from fedtmle_core.journal import Document
 
 # A run as a FLARE job, which is configuration only, no code.
 

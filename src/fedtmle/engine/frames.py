@@ -13,7 +13,8 @@ from typing import TypeAlias
 
 from fedtmle.errors import DecodeError
 from fedtmle.protocol.plan import Plan
-from fedtmle.runtime.signing import SigningKey, is_signed, request_statement
+from fedtmle.runtime.signing import request_statement
+from fedtmle_core.signing import SigningKey, is_signed
 
 HELLO = b"?"  # the frame that asks whether a silo is ready
 CHANNEL, STEP = "fedtmle", "step"  # where an engine with channels carries frames

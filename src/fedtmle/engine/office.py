@@ -21,8 +21,8 @@ import msgspec
 from fedtmle.engine.post import LONGEST_LETTER, LONGEST_STUDY, MAX_STUDIES
 from fedtmle.engine.runs import Move, RunFolder, RunState, RunStatus, Terms, server_key, sites
 from fedtmle.errors import DecodeError, FedTMLEError, InputError
-from fedtmle.runtime.journal import read_document
 from fedtmle.studyfile.file import StudyFile, file_plan, read_study
+from fedtmle_core.journal import read_document
 
 COORDINATOR = "admin@fedtmle.org"  # the engine requires the form of an address; no such mailbox exists
 PIECE = 1 << 20  # bytes of a file in one reply

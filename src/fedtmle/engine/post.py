@@ -24,8 +24,9 @@ from typing import TypeVar
 import msgspec
 
 from fedtmle.errors import DecodeError, FedTMLEError, InputError
-from fedtmle.runtime.journal import Document, read_document, write_document
-from fedtmle.runtime.signing import Approvals, SigningKey
+from fedtmle.runtime.signing import Approvals
+from fedtmle_core.journal import Document, read_document, write_document
+from fedtmle_core.signing import SigningKey
 
 _log = logging.getLogger("fedtmle.silo")
 POST_EVERY = 5.0  # seconds between two reports of a silo

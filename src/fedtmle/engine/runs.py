@@ -31,9 +31,9 @@ import msgspec
 from fedtmle.engine.post import LONGEST_STUDY, MAX_STUDIES, POST_EVERY, Notice, SiloReport, Standing
 from fedtmle.engine.process import Process
 from fedtmle.errors import FedTMLEError, InputError, ProtocolError
-from fedtmle.runtime.journal import read_document, write_document
-from fedtmle.runtime.signing import SigningKey
 from fedtmle.studyfile.file import StudyFile, read_study
+from fedtmle_core.journal import read_document, write_document
+from fedtmle_core.signing import SigningKey
 
 LEAST_ROOM = 1 << 20  # bytes; no run is started on a disk with less
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,80}")

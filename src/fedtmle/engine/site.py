@@ -21,14 +21,14 @@ from fedtmle.engine.post import LONGEST_STUDY, studies_folder
 from fedtmle.engine.process import Process
 from fedtmle.engine.runs import sites
 from fedtmle.errors import ChangedDataError, DecodeError, FedTMLEError, InputError, JournalError
-from fedtmle.model import kernels
 from fedtmle.protocol.plan import Plan
-from fedtmle.runtime.journal import read_document, write_document
 from fedtmle.runtime.ledger import Entry
 from fedtmle.runtime.rows import LocalOutcome
 from fedtmle.runtime.silo import Silo
 from fedtmle.studies.home import Home, open_party
 from fedtmle.studyfile.file import StudyFile, file_plan, read_study
+from fedtmle_core import kernels
+from fedtmle_core.journal import read_document, write_document
 
 # A silo's endpoint in one run: frames in, frames out, and never an exception.
 #

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedtmle.errors import DataError
 from fedtmle.model.table import SILO, Factor, Table
-from fedtmle.model.types import Array, IntArray
+from fedtmle_core.types import Array, IntArray
 
 SUPPLIED_SLACK = 1e-6  # supplied probabilities of all arms may miss 1 by this
 

@@ -41,10 +41,10 @@ from fedtmle.initial.syntax import (
     Transformed,
     quoted_level,
 )
-from fedtmle.model import kernels
-from fedtmle.model.parallel import done
 from fedtmle.model.table import Table
-from fedtmle.model.types import Array, IntArray, Scaled
+from fedtmle_core import kernels
+from fedtmle_core.parallel import done
+from fedtmle_core.types import Array, IntArray, Scaled
 
 # Which factors of a term get a column for every level: as many as the model needs, none twice.
 #

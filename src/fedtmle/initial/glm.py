@@ -20,8 +20,6 @@ from fedtmle.defects import expect, expect_number
 from fedtmle.errors import InputError
 from fedtmle.initial.design import Range, column_names, in_place, reference_columns, scaled_design
 from fedtmle.initial.syntax import Formula, parse_formula
-from fedtmle.model import kernels
-from fedtmle.model.parallel import done, mapped
 from fedtmle.model.problem import AbstractModel, JudgedTogether, KnownPeople, LeftOut
 from fedtmle.model.submodel import AbstractNormaliser, AbstractSubmodel, GeneralisedLinear, StreamedLinear
 from fedtmle.model.submodels import GroupedLinear, LongRows, Multinomial
@@ -31,7 +29,9 @@ from fedtmle.model.table import (
     Table,
     people_blocks,
 )
-from fedtmle.model.types import Array, Family, IntArray, Response, RowBound, Scaled, exponent, is_one
+from fedtmle_core import kernels
+from fedtmle_core.parallel import done, mapped
+from fedtmle_core.types import Array, Family, IntArray, Response, RowBound, Scaled, exponent, is_one
 
 Result = TypeVar("Result")
 Levels = Mapping[str, tuple[str, ...]]

@@ -40,8 +40,7 @@ from fedtmle.initial.glm import (
     over_long,
 )
 from fedtmle.initial.syntax import Categorical, Formula, Term
-from fedtmle.model import kernels
-from fedtmle.model.exact import cholesky, dot, solve_factored
+from fedtmle.model.linear import cholesky, dot, solve_factored
 from fedtmle.model.problem import JudgedTogether, KnownPeople
 from fedtmle.model.submodel import AbstractSubmodel
 from fedtmle.model.submodels import Profiled, SiloRows
@@ -55,7 +54,8 @@ from fedtmle.model.table import (
     TableView,
     over_batches,
 )
-from fedtmle.model.types import Array, Family, Part, RowBound, unpack
+from fedtmle_core import kernels
+from fedtmle_core.types import Array, Family, Part, RowBound, unpack
 
 Result = TypeVar("Result")
 

@@ -20,9 +20,9 @@ from fedtmle.initial.crossfit import Fitted, Folds
 from fedtmle.initial.design import column_names, design
 from fedtmle.initial.glm import FAMILIES, GLM, FittedGLM, Levels, Supplied
 from fedtmle.initial.syntax import Formula, Name, parse_formula
-from fedtmle.model import kernels
 from fedtmle.model.table import Table
-from fedtmle.model.types import Array, Family
+from fedtmle_core import kernels
+from fedtmle_core.types import Array, Family
 
 # Gradient-boosted trees: fitted at a silo by scikit-learn, kept and shipped as plain arrays.
 #

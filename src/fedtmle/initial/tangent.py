@@ -29,7 +29,7 @@ from fedtmle.initial.syntax import (
     Transformed,
 )
 from fedtmle.model.table import Table
-from fedtmle.model.types import Array, Family
+from fedtmle_core.types import Array, Family
 
 
 def design_tangent(formula: Formula, table: Table, levels: Levels, name: str) -> Array:

@@ -41,9 +41,9 @@ from fedtmle.model.check_case import (
     units_apart,
     weighted,
 )
-from fedtmle.model.exact import GRID_BITS, Sums, query_shifts
 from fedtmle.model.problem import AbstractProblem, Law, PoolableRows, Rows
-from fedtmle.model.types import Array, Part, unpack
+from fedtmle_core.exact import GRID_BITS, Sums, query_shifts
+from fedtmle_core.types import Array, Part, unpack
 
 ALL = Part.LOSS | Part.GRADIENT | Part.HESSIAN
 FEW_STEPS = range(5, 9)  # for differences of psi: each needs a new law

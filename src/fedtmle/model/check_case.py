@@ -15,10 +15,10 @@ from typing import Generic, final
 import numpy as np
 
 from fedtmle.errors import CheckFailedError
-from fedtmle.model.exact import Sums
 from fedtmle.model.problem import AbstractProblem, Estimate, Law, Rows
 from fedtmle.model.submodel import AbstractNormaliser, AbstractSubmodel
-from fedtmle.model.types import Array, IntArray, Part, unpack
+from fedtmle_core.exact import Sums
+from fedtmle_core.types import Array, IntArray, Part, unpack
 
 # The report of the conformance suite: named checks, figures, and a verdict.
 

@@ -29,9 +29,9 @@ from typing import final
 import numpy as np
 
 from fedtmle.errors import ContributionError, InputError, NumericalError
-from fedtmle.model.exact import layout
 from fedtmle.model.submodel import AbstractNormaliser, AbstractSubmodel, NoNormaliser
-from fedtmle.model.types import Array, Part, unpack
+from fedtmle_core.exact import layout
+from fedtmle_core.types import Array, Part, unpack
 
 ALL_PARTS = Part.LOSS | Part.GRADIENT | Part.HESSIAN
 STEPS = 200

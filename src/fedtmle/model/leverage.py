@@ -33,7 +33,7 @@ from typing import NamedTuple, final
 
 import numpy as np
 
-from fedtmle.model.types import Array, Family, IntArray, Part
+from fedtmle_core.types import Array, Family, IntArray, Part
 
 RESOLUTION = 1e-13  # relative size below which a direction of unit columns is only rounding error
 AMBIGUOUS = 1e-10  # eigenvalues of unit columns' S below which the rows are read once more

@@ -17,10 +17,10 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 import numpy as np
 
 from fedtmle.errors import InputError
-from fedtmle.model.exact import FINE_BITS, GRID_BITS, Sums, column_shifts
-from fedtmle.model.kernels import column_sums
 from fedtmle.model.submodel import AbstractNormaliser, AbstractSubmodel
-from fedtmle.model.types import Array, Family, IntArray, RowBound, unpack, upper_pairs
+from fedtmle_core.exact import FINE_BITS, GRID_BITS, Sums, column_shifts
+from fedtmle_core.kernels import column_sums
+from fedtmle_core.types import Array, Family, IntArray, RowBound, unpack, upper_pairs
 
 Law = TypeVar("Law")
 Rows = TypeVar("Rows")

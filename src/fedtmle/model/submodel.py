@@ -21,8 +21,6 @@ from typing import NamedTuple, final
 import numpy as np
 
 from fedtmle.errors import InputError
-from fedtmle.model import kernels
-from fedtmle.model.exact import Sums, query_shifts, zero_sums
 from fedtmle.model.leverage import (
     FIRST_LOOK,
     LEAST_RESIDUAL,
@@ -33,18 +31,9 @@ from fedtmle.model.leverage import (
     largest_leverage,
 )
 from fedtmle.model.table import StreamedTable, Table
-from fedtmle.model.types import (
-    Array,
-    Design,
-    Family,
-    IntArray,
-    Part,
-    RowBound,
-    Scaled,
-    matrix,
-    scaled,
-    unpack,
-)
+from fedtmle_core import kernels
+from fedtmle_core.exact import Sums, query_shifts, zero_sums
+from fedtmle_core.types import Array, Design, Family, IntArray, Part, RowBound, Scaled, matrix, scaled, unpack
 
 LOOK_ROWS = 1 << 12  # rows of a piece whose leverages are computed at once
 
@@ -146,8 +135,8 @@ class GeneralisedLinear(AbstractRowsSubmodel):
 
     Examples
     --------
-    >>> from fedtmle.model.types import Family
-    >>> from fedtmle.model.types import RowBound
+    >>> from fedtmle_core.types import Family
+    >>> from fedtmle_core.types import RowBound
     >>> bound = RowBound(gradient=1, curvature=0)
     >>> ft.GeneralisedLinear(family=Family.LOGISTIC, X=np.ones((1, 3)), bound=bound).X.shape
     (1, 3)

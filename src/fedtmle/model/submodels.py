@@ -12,12 +12,12 @@ from typing import Any, NamedTuple, Protocol, TypeVar, final
 import numpy as np
 
 from fedtmle.errors import InputError
-from fedtmle.model import kernels
-from fedtmle.model.exact import Sums, layout, query_shifts, zero_sums
 from fedtmle.model.leverage import FIRST_LOOK, Look, PersonRows, RowSpace, largest_leverage
-from fedtmle.model.parallel import mapped, pieces
 from fedtmle.model.submodel import AbstractRowsSubmodel, AbstractSubmodel, GeneralisedLinear, StreamedLinear
-from fedtmle.model.types import (
+from fedtmle_core import kernels
+from fedtmle_core.exact import Sums, layout, query_shifts, zero_sums
+from fedtmle_core.parallel import mapped, pieces
+from fedtmle_core.types import (
     Array,
     Design,
     Family,

@@ -13,11 +13,11 @@ from weakref import ref
 
 import numpy as np
 
-from fedtmle.model import kernels
-from fedtmle.model.exact import Sums, column_shifts, zero_sums
-from fedtmle.model.kernels import column_sums
-from fedtmle.model.parallel import mapped, pieces
-from fedtmle.model.types import Array, Bytes, Columns, IntArray, UnitScaled
+from fedtmle_core import kernels
+from fedtmle_core.exact import Sums, column_shifts, zero_sums
+from fedtmle_core.kernels import column_sums
+from fedtmle_core.parallel import mapped, pieces
+from fedtmle_core.types import Array, Bytes, Columns, IntArray, UnitScaled
 
 ROW = "\0row"  # the number of a row in the pooled order, where draws depend on it; no formula names it
 SILO = "silo"  # the factor that holds each row's silo, for C(silo); no study reads a column of this name

@@ -14,7 +14,6 @@ import numpy as np
 
 from fedtmle.model.submodel import AbstractRowsSubmodel
 from fedtmle.model.table import Table
-from fedtmle.model.types import Array, Part, matrix
 from fedtmle.privacy import problems as _problems  # noqa: F401 - registers the charts of all problems
 from fedtmle.privacy.charts import (
     Chart,
@@ -35,6 +34,7 @@ from fedtmle.protocol.query import (
     RowTerms,
     ViewedTerms,
 )
+from fedtmle_core.types import Array, Part, matrix
 
 STEP = 1e-4  # step of central differences, relative to the column's standard deviation
 Terms = Callable[[object], Array]  # rows -> (p, N)

@@ -27,9 +27,9 @@ from typing import ClassVar, Generic, TypeAlias, TypeVar, final
 import numpy as np
 
 from fedtmle.errors import InputError
-from fedtmle.model.types import Array, Bools, IntArray
 from fedtmle.privacy.answers import Explained, Submodels, explain, single
 from fedtmle.protocol.query import AnsweredQuery, Local, Query
+from fedtmle_core.types import Array, Bools, IntArray
 
 # The design modulus omega_A(eta) of many attributes at once, A the Jacobian of the answers (S.2.5).
 #

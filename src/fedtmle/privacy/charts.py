@@ -22,13 +22,13 @@ from typing import Any, Generic, NamedTuple, TypeAlias, final
 import numpy as np
 
 from fedtmle.errors import InputError
-from fedtmle.model import kernels
 from fedtmle.model.problem import Law, Rows
 from fedtmle.model.submodel import AbstractRowsSubmodel, GeneralisedLinear
 from fedtmle.model.submodels import Blocks
-from fedtmle.model.types import Array, Family, Part, matrix
 from fedtmle.protocol.query import View
 from fedtmle.targets.mean import Mean, MeanLaw
+from fedtmle_core import kernels
+from fedtmle_core.types import Array, Family, Part, matrix
 
 
 @final

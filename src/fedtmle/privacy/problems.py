@@ -11,11 +11,9 @@ from fedtmle.errors import InputError
 from fedtmle.initial.glm import GLMModel, MultinomialModel
 from fedtmle.initial.own import ProfiledModel
 from fedtmle.initial.tangent import design_tangent, prediction_tangent
-from fedtmle.model import kernels
 from fedtmle.model.submodel import AbstractRowsSubmodel, AbstractSubmodel, GeneralisedLinear
 from fedtmle.model.submodels import Blocks, GroupedLinear, Multinomial
 from fedtmle.model.table import AnyTable, Table
-from fedtmle.model.types import Array, Codes, IntArray, Part, matrix, packed_size, unpack, upper_pairs
 from fedtmle.privacy.charts import AbstractChart, Lift, Tangent, chart_of, held_view, row_tangents, row_terms
 from fedtmle.programs.superlearner import OwnCoefficients
 from fedtmle.protocol.query import View
@@ -25,6 +23,8 @@ from fedtmle.targets.effects.problem import EffectLaw, EffectProblem, Fluctuated
 from fedtmle.targets.regimes.problem import RegimeLaw, RegimeProblem
 from fedtmle.targets.residuals import OnColumns, ResidualLaw, ResidualProblem
 from fedtmle.targets.time.problem import TimeLaw, TimeProblem
+from fedtmle_core import kernels
+from fedtmle_core.types import Array, Codes, IntArray, Part, matrix, packed_size, unpack, upper_pairs
 
 # Charts of regressions over person-periods and of time-to-event problems: a record is one person.
 #

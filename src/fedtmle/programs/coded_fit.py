@@ -39,7 +39,7 @@ from fedtmle.initial.design import (
 from fedtmle.initial.glm import AbstractResponse, GLMModel, Levels
 from fedtmle.initial.own import OwnFormula, ProfiledModel, within_names
 from fedtmle.initial.syntax import Formula
-from fedtmle.model.exact import (
+from fedtmle.model.linear import (
     cholesky,
     congruence,
     dot,
@@ -49,11 +49,11 @@ from fedtmle.model.exact import (
     solve_factored,
     symmetric_norm,
 )
-from fedtmle.model.types import Array, Family, packed_size, upper_pairs
 from fedtmle.protocol.codes import gamma_length
 from fedtmle.protocol.query import Flow, JointQuery, Model, Query
 from fedtmle.protocol.regression import FitCurvatureQuery, FitGradientQuery, Near
 from fedtmle.protocol.sums import norm
+from fedtmle_core.types import Array, Family, packed_size, upper_pairs
 
 # Coordinates in which a regression is easy to fit: one coarse Gram matrix serves all models of a study.
 #

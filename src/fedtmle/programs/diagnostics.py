@@ -11,9 +11,8 @@ import numpy as np
 
 from fedtmle.errors import FitError
 from fedtmle.initial.superlearner import formulas
-from fedtmle.model.exact import dot
+from fedtmle.model.linear import dot
 from fedtmle.model.problem import Calibration
-from fedtmle.model.types import Array
 from fedtmle.programs.study import Study
 from fedtmle.protocol.bins import BinsQuery, PooledBin
 from fedtmle.protocol.query import Flow, JointQuery, Phase, Query
@@ -41,6 +40,7 @@ from fedtmle.targets.effects.statistics import (
     TruncationBins,
     histogram_pairs,
 )
+from fedtmle_core.types import Array
 
 BIN_PLACES = 6  # binary places of a sum over a bin: enough for a figure
 SCALE_BITS = 36  # bits of the fluctuation's curvature below its bound for one row

@@ -16,11 +16,9 @@ import numpy as np
 
 from fedtmle.errors import FitError
 from fedtmle.initial.glm import GLM, AbstractResponse, FittedGLM, FittedMultinomial, Levels, over_long
-from fedtmle.model import kernels
-from fedtmle.model.exact import cholesky, congruence, invert_lower, multiply, solve_factored
+from fedtmle.model.linear import cholesky, congruence, invert_lower, multiply, solve_factored
 from fedtmle.model.submodels import by_person
 from fedtmle.model.table import AbstractBoundedColumns, AnyTable, Table, over_batches
-from fedtmle.model.types import Array, Columns, Family, IntArray, exponent, product
 from fedtmle.programs.coded_fit import (
     CURVATURE_ROUND,
     FEW_COORDINATES,
@@ -46,6 +44,8 @@ from fedtmle.protocol.flows import ask, together
 from fedtmle.protocol.query import Flow
 from fedtmle.protocol.regression import FitCurvatureQuery, FitGradientQuery, Near
 from fedtmle.protocol.sums import TallyQuery, norm
+from fedtmle_core import kernels
+from fedtmle_core.types import Array, Columns, Family, IntArray, exponent, product
 
 Result = TypeVar("Result")
 

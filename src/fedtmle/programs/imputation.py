@@ -43,7 +43,7 @@ from fedtmle.initial.glm import GLM, AbstractRegressionModel, AbstractResponse, 
 from fedtmle.initial.superlearner import formulas
 from fedtmle.initial.syntax import Categorical, Formula, Name, Term, TermVariable
 from fedtmle.model.budget import chi_square, normals, stream_key, uniform_stream, uniforms
-from fedtmle.model.exact import cholesky, invert_lower, multiply
+from fedtmle.model.linear import cholesky, invert_lower, multiply
 from fedtmle.model.problem import Estimate, KnownPeople
 from fedtmle.model.table import (
     ROW,
@@ -57,7 +57,6 @@ from fedtmle.model.table import (
     over_blocks,
     seen_through,
 )
-from fedtmle.model.types import Array, Family, IntArray, Part, Response, unpack
 from fedtmle.programs.missing import (
     AbstractOutcomeColumns,
     Filled,
@@ -74,6 +73,7 @@ from fedtmle.protocol.flows import through, together
 from fedtmle.protocol.query import Flow, Phase, View
 from fedtmle.protocol.sites import OwnEstimate, OwnStatus
 from fedtmle.protocol.sums import TallyQuery
+from fedtmle_core.types import Array, Family, IntArray, Part, Response, unpack
 
 # Rubin's rules: one estimate from those of m completed data sets.
 #

@@ -26,7 +26,6 @@ from fedtmle.initial.glm import GLM
 from fedtmle.initial.superlearner import GradientBoostedTrees, PerSilo, Pilot, SuperLearner, formulas
 from fedtmle.initial.syntax import Formula, Name
 from fedtmle.initial.variables import Variable, Variables
-from fedtmle.model.exact import Sums
 from fedtmle.model.table import (
     AbstractBoundedColumns,
     AnyTable,
@@ -37,7 +36,6 @@ from fedtmle.model.table import (
     over_blocks,
     seen_through,
 )
-from fedtmle.model.types import Array, Bools
 from fedtmle.programs.study import Study
 from fedtmle.protocol.query import CountCell, Flow, IntegerSums, Local, Phase
 from fedtmle.protocol.sums import TallyQuery
@@ -45,6 +43,8 @@ from fedtmle.targets.regimes.estimands import AbstractRegimeEffect
 from fedtmle.targets.regimes.timeline import Timeline
 from fedtmle.targets.time.estimands import AbstractTimeEffect
 from fedtmle.targets.time.followup import FollowUp
+from fedtmle_core.exact import Sums
+from fedtmle_core.types import Array, Bools
 
 # The outcome as imputation models read it: columns without missing values, in known ranges.
 #

@@ -25,9 +25,8 @@ import numpy as np
 
 from fedtmle.initial.glm import GLM, FittedGLM, Levels, Supplied
 from fedtmle.model.budget import epsilon_of
-from fedtmle.model.exact import Sums, congruence, eigen, multiply
+from fedtmle.model.linear import congruence, eigen, multiply
 from fedtmle.model.problem import Estimate
-from fedtmle.model.types import Array
 from fedtmle.programs.diagnostics import Overlap
 from fedtmle.programs.noisy_fit import Coefficients, Population
 from fedtmle.programs.nuisance import effect_columns
@@ -44,6 +43,8 @@ from fedtmle.targets.effects.noisy import (
     private_design,
 )
 from fedtmle.targets.effects.prepare import EffectColumns
+from fedtmle_core.exact import Sums
+from fedtmle_core.types import Array
 
 Columns = GramColumns | GradientColumns | OneStepColumns
 ASSUMPTIONS = (

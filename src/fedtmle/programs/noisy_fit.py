@@ -9,7 +9,7 @@ again with the gain of a Kalman filter,
     K = P H (H P H + R)^-1,   beta <- beta + K s,   P <- P - K H P,
 
 s the mean score, H the curvature over the points, R the variance of the noise and of the error of H. The
-arithmetic is that of `model.exact` and of exact sums: the same bits at every party.
+arithmetic is that of `model.linear` and of exact sums: the same bits at every party.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from typing import final
 
 import numpy as np
 
-from fedtmle.model import kernels
 from fedtmle.model.budget import normal_quantile, stream_key, uniforms
-from fedtmle.model.exact import cholesky, congruence, eigen, invert, invert_lower, multiply
-from fedtmle.model.kernels import column_sums
-from fedtmle.model.types import Array, Family, exponent, unpack, upper_pairs
+from fedtmle.model.linear import cholesky, congruence, eigen, invert, invert_lower, multiply
 from fedtmle.targets.effects.noisy import GramColumns, PrivateDesign
+from fedtmle_core import kernels
+from fedtmle_core.kernels import column_sums
+from fedtmle_core.types import Array, Family, exponent, unpack, upper_pairs
 
 POINTS = 512  # points that stand for the population; mirror images are added
 PRIOR_SLOPE = 2.0  # standard deviation of a coefficient of a column in [-1, 1]

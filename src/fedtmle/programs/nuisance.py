@@ -38,9 +38,8 @@ from fedtmle.initial.glm import (
 from fedtmle.initial.own import WITHIN, OwnBlock, OwnFormula, ProfiledModel, own_formula
 from fedtmle.initial.superlearner import Pilot, SuperLearner
 from fedtmle.initial.syntax import Categorical, Formula
-from fedtmle.model.exact import cholesky, congruence, eigen, invert_lower, multiply, newton_direction
+from fedtmle.model.linear import cholesky, congruence, eigen, invert_lower, multiply, newton_direction
 from fedtmle.model.table import TableView
-from fedtmle.model.types import Array, Family, Part, Response, unpack
 from fedtmle.programs.study import Study
 from fedtmle.protocol.query import Flow, Model, Phase
 from fedtmle.targets.effects.prepare import (
@@ -51,6 +50,7 @@ from fedtmle.targets.effects.prepare import (
     OutcomeResponse,
     WithoutFold,
 )
+from fedtmle_core.types import Array, Family, Part, Response, unpack
 
 GRADIENT_GOAL = 2.0**-42  # gradient norm on unit-scaled columns
 LARGEST_GRADIENT = 1e-8  # a fit that stalls above this has not converged

@@ -14,7 +14,6 @@ from fedtmle.errors import FitError, InputError
 from fedtmle.initial.crossfit import Fitted, SuppliedPrediction, SuppliedProbability
 from fedtmle.initial.design import range_exponent
 from fedtmle.initial.glm import Supplied
-from fedtmle.model import kernels
 from fedtmle.model.table import SILO, AnyTable, with_silo
 from fedtmle.programs.diagnostics import Histogram, Overlap, find_overlap, named_histograms
 from fedtmle.programs.fitting import Fitting
@@ -42,6 +41,7 @@ from fedtmle.targets.effects.components import PooledWeights, component_blocks
 from fedtmle.targets.effects.prepare import EffectColumns, Preparation
 from fedtmle.targets.effects.problem import EffectProblem
 from fedtmle.targets.effects.statistics import FittedPropensityBins, OverlapMass, StudyCounts
+from fedtmle_core import kernels
 
 SMALLEST_EXPONENT = -512  # a smaller exponent of weights leaves the range of a double
 UNBOUNDED_CEILING = 4096.0  # declared for 1/(g pi) where g is not bounded

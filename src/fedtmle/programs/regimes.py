@@ -23,9 +23,7 @@ from fedtmle.initial.design import column_names, range_exponent
 from fedtmle.initial.glm import GLM, FittedGLM, FittedMultinomial, GLMModel, OffsetResponse
 from fedtmle.initial.superlearner import SuperLearner
 from fedtmle.initial.syntax import Formula, parse_formula
-from fedtmle.model.exact import Sums
 from fedtmle.model.problem import Estimate
-from fedtmle.model.types import Family, Part
 from fedtmle.programs.fitting import Fitting
 from fedtmle.programs.missing import Levels, MissingCounts
 from fedtmle.programs.nuisance import (
@@ -69,6 +67,8 @@ from fedtmle.targets.regimes.statistics import (
     WeightBins,
 )
 from fedtmle.targets.regimes.timeline import PeriodView, Timeline
+from fedtmle_core.exact import Sums
+from fedtmle_core.types import Family, Part
 
 SMALLEST_EXPONENT = -512  # a smaller exponent of weights leaves the range of a double
 UNBOUNDED_CEILING = 4096.0  # declared for cumulative weights that are not bounded

@@ -25,11 +25,7 @@ from fedtmle.algorithms.optimizers import Newton
 from fedtmle.errors import FedTMLEError, FitError
 from fedtmle.initial.glm import GLM, Supplied
 from fedtmle.initial.superlearner import SuperLearner, used_columns
-from fedtmle.model.exact import Sums, column_shifts, zero_sums
-from fedtmle.model.kernels import column_sums
-from fedtmle.model.parallel import mapped
 from fedtmle.model.table import SILO, AnyTable, Table, over_blocks
-from fedtmle.model.types import Array, IntArray, exponent, product
 from fedtmle.programs.study import Study
 from fedtmle.protocol.flows import ask, together
 from fedtmle.protocol.outcome import Outcome, SiteTest, Targeted
@@ -46,6 +42,10 @@ from fedtmle.protocol.sites import (
 from fedtmle.targets.effects.moments import EffectRows
 from fedtmle.targets.effects.prepare import LINEAR_REACH, EffectColumns, Preparation, arm_probabilities
 from fedtmle.targets.effects.problem import EffectProblem
+from fedtmle_core.exact import Sums, column_shifts, zero_sums
+from fedtmle_core.kernels import column_sums
+from fedtmle_core.parallel import mapped
+from fedtmle_core.types import Array, IntArray, exponent, product
 
 PRIOR_VARIANCE = 10.0  # prior variance of a coefficient of a column scaled to at most 1
 FEWEST_IN_ARM = 10  # records with an outcome that a silo's own estimate needs in every arm

@@ -27,13 +27,13 @@ from fedtmle.initial.syntax import Categorical, quoted_level
 from fedtmle.initial.variables import Variable, Variables
 from fedtmle.model.budget import Privacy
 from fedtmle.model.table import SILO, AnyTable, StreamedTable
-from fedtmle.model.types import IntArray, Response
 from fedtmle.targets.effects.components import Static
 from fedtmle.targets.effects.estimands import ATE, OR, RR, TSM, AbstractEffect, OutcomeMean
 from fedtmle.targets.regimes.estimands import AbstractRegimeEffect
 from fedtmle.targets.regimes.timeline import Timeline
 from fedtmle.targets.time.estimands import AbstractTimeEffect
 from fedtmle.targets.time.followup import PERIOD, period_levels
+from fedtmle_core.types import IntArray, Response
 
 MOST_STRATA = 50  # every one has its own estimates: a column with more is a number, most likely
 LONGEST_TITLE = 200  # characters

@@ -28,7 +28,6 @@ from fedtmle.initial.superlearner import (
 )
 from fedtmle.model.submodels import by_person
 from fedtmle.model.table import SILO, AbstractBoundedColumns, AnyTable, StreamedTable, Table
-from fedtmle.model.types import Array, Family, IntArray, exponent, upper_pairs
 from fedtmle.programs.fitting import Fitting, begin, fit_federated
 from fedtmle.programs.nuisance import Regression, fit_exactly
 from fedtmle.protocol.flows import ask, through, together
@@ -43,6 +42,7 @@ from fedtmle.protocol.learners import (
 from fedtmle.protocol.plan import follow_alone
 from fedtmle.protocol.query import Flow, Local
 from fedtmle.protocol.sums import PresenceQuery, TallyQuery
+from fedtmle_core.types import Array, Family, IntArray, exponent, upper_pairs
 
 # The rows of a study whose models have coefficients of each silo's own: what C(silo) is (`initial.own`).
 #

@@ -16,7 +16,6 @@ from typing import Any, ClassVar
 from fedtmle.errors import InputError
 from fedtmle.initial.crossfit import Fitted
 from fedtmle.model.problem import Estimate
-from fedtmle.model.types import Array, Family
 from fedtmle.programs.diagnostics import Overlap
 from fedtmle.programs.fitting import Fitting
 from fedtmle.programs.missing import MissingCounts
@@ -28,6 +27,7 @@ from fedtmle.protocol.query import Flow, Problem
 from fedtmle.targets.effects.components import Component, Everyone, Static
 from fedtmle.targets.effects.estimands import AbstractEffect, Summary
 from fedtmle.targets.effects.prepare import ArmResponse, EffectColumns
+from fedtmle_core.types import Array, Family
 
 Levels = Mapping[str, tuple[str, ...]]
 

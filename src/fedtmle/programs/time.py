@@ -18,9 +18,7 @@ from fedtmle.initial.crossfit import Fitted
 from fedtmle.initial.design import range_exponent
 from fedtmle.initial.glm import Supplied
 from fedtmle.initial.superlearner import used_columns
-from fedtmle.model import kernels
 from fedtmle.model.problem import Estimate
-from fedtmle.model.types import Family
 from fedtmle.programs.diagnostics import Histogram, named_histograms
 from fedtmle.programs.fitting import Fitting
 from fedtmle.programs.imputation import pool_estimates
@@ -53,6 +51,8 @@ from fedtmle.targets.time.statistics import (
     TimePropensityBins,
     TimeTruncationBins,
 )
+from fedtmle_core import kernels
+from fedtmle_core.types import Family
 
 SMALLEST_EXPONENT = -512  # a smaller exponent of weights leaves the range of a double
 UNBOUNDED_CEILING = 4096.0  # declared for 1/(g G) where it is not bounded

@@ -19,13 +19,13 @@ from typing import Any, final
 import numpy as np
 
 from fedtmle.errors import DecodeError
-from fedtmle.model.exact import Sums, column_shifts, nearest, zero_sums
-from fedtmle.model.kernels import binned_sums, count_bins, count_values
 from fedtmle.model.table import AbstractBins, Forecast, Group, PerTable
-from fedtmle.model.types import Array, Bytes, UnitScaled
 from fedtmle.protocol.codes import MOST_SILOS, AbstractCode, BitReader, BitWriter, Integers
 from fedtmle.protocol.masks import Lane
 from fedtmle.protocol.query import AbstractTotals, Local, Phase, Query
+from fedtmle_core.exact import Sums, column_shifts, nearest, zero_sums
+from fedtmle_core.kernels import binned_sums, count_bins, count_values
+from fedtmle_core.types import Array, Bytes, UnitScaled
 
 SAMPLED_ROWS = 256  # rows that usually show whether there are more values than `MOST_VALUES`
 MOST_VALUES = 10  # with at most this many values, a few sums nearly determine how many people hold each

@@ -14,8 +14,7 @@ from typing import Literal, final
 import numpy as np
 
 from fedtmle.errors import DecodeError, InputError
-from fedtmle.model.exact import congruence, eigen, multiply, operator_norm_squared, symmetric_norm
-from fedtmle.model.types import Array, Part, packed_size, unpack, upper_pairs
+from fedtmle.model.linear import congruence, eigen, multiply, operator_norm_squared, symmetric_norm
 from fedtmle.protocol.codes import AbstractCode, BitReader, BitWriter, Differences, Integers
 from fedtmle.protocol.lattice import (
     LARGEST_EXPONENT,
@@ -44,6 +43,7 @@ from fedtmle.protocol.query import (
     add_up,
     law_at,
 )
+from fedtmle_core.types import Array, Part, packed_size, unpack, upper_pairs
 
 CURVATURE_BITS = 10  # significant bits of the largest entry of a silo's curvature; calibration needs no more
 FINEST_CURVATURE = 60  # binary places below the public bound of a curvature's entries

@@ -23,8 +23,8 @@ from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar, final
 import numpy as np
 
 from fedtmle.errors import DecodeError
-from fedtmle.model.exact import Sums, nearest
-from fedtmle.model.types import Array
+from fedtmle_core.exact import Sums, nearest
+from fedtmle_core.types import Array
 
 LONGEST_RUN = 1 << 12  # zeros before a codeword's value; C g/h has at most some 2,100 bits
 MOST_SILOS = 4096

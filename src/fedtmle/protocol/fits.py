@@ -27,9 +27,7 @@ from typing import final
 import numpy as np
 
 from fedtmle.errors import DecodeError
-from fedtmle.model.exact import GRID_BITS, Sums, query_shifts
 from fedtmle.model.fit import EXACT_NEWTON, FitStatus, LocalMinimum, LocalSolver, fit_local
-from fedtmle.model.types import Array, Part
 from fedtmle.protocol.codes import (
     MOST_SILOS,
     TARGETING,
@@ -58,6 +56,8 @@ from fedtmle.protocol.query import (
     add_up,
 )
 from fedtmle.protocol.sums import mean_gradient, norm
+from fedtmle_core.exact import GRID_BITS, Sums, query_shifts
+from fedtmle_core.types import Array, Part
 
 AVERAGE_STEPS = 16  # the lattice of averages is this many times finer than that of fits
 

@@ -19,11 +19,9 @@ from weakref import ref
 import numpy as np
 
 from fedtmle.model.budget import Privacy
-from fedtmle.model.exact import Sums
 from fedtmle.model.leverage import Look, PersonRows, RowSpace, largest_leverage
 from fedtmle.model.submodel import AbstractRowsSubmodel, AbstractSubmodel, StreamedLinear
 from fedtmle.model.submodels import Profiled, by_person
-from fedtmle.model.types import Array, Part
 from fedtmle.protocol.looks import ALL, LookGroups, Looks, Rule
 from fedtmle.protocol.masked import GainsQuery, LookQuery, PooledLevels
 from fedtmle.protocol.messages import Reason
@@ -62,6 +60,8 @@ from fedtmle.protocol.subjects import (
     about_support,
     all_periods,
 )
+from fedtmle_core.exact import Sums
+from fedtmle_core.types import Array, Part
 
 LAXEST = Policy()  # the laxest policy that a silo file can state without a reason
 MOST_DECLINED = 4  # answers that a silo may decline in one study; each discloses a bit about its rows

@@ -26,9 +26,10 @@ from functools import cached_property
 import numpy as np
 
 from fedtmle.errors import DecodeError, InputError, NumericalError, PrecisionError
-from fedtmle.model.exact import Sums, cholesky, invert_lower, symmetric_norm
-from fedtmle.model.types import Array
+from fedtmle.model.linear import cholesky, invert_lower, symmetric_norm
 from fedtmle.protocol.codes import BitReader, BitWriter
+from fedtmle_core.exact import Sums
+from fedtmle_core.types import Array
 
 Matrix = tuple[tuple[Fraction, ...], ...]
 IntMatrix = tuple[tuple[int, ...], ...]

@@ -15,7 +15,6 @@ from fedtmle.initial.design import column_names
 from fedtmle.initial.glm import FittedGLM, Levels
 from fedtmle.initial.superlearner import NODE, GradientBoostedTrees, TreeEnsemble
 from fedtmle.initial.syntax import Formula
-from fedtmle.model.types import Family
 from fedtmle.protocol.codes import (
     MOST_SILOS,
     AbstractCode,
@@ -26,6 +25,7 @@ from fedtmle.protocol.codes import (
     write_bytes,
 )
 from fedtmle.protocol.query import AbstractQuery, Local
+from fedtmle_core.types import Family
 
 LARGEST_MODEL = 1 << 21  # bytes: more than the most and deepest trees
 

@@ -58,7 +58,6 @@ import numpy as np
 
 from fedtmle.model.leverage import Pieces, RowSpace
 from fedtmle.model.problem import JudgedTogether, LeftOut
-from fedtmle.model.types import Array, Part
 from fedtmle.protocol.masked import (
     LEVELS,
     Asked,
@@ -83,6 +82,7 @@ from fedtmle.protocol.subjects import (
     all_periods,
     subjects_of,
 )
+from fedtmle_core.types import Array, Part
 
 Result = TypeVar("Result")
 Due = tuple[AbstractSubject, Array]  # what to look at, and the coordinates

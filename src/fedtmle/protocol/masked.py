@@ -21,14 +21,15 @@ from typing import NamedTuple, TypeAlias, cast, final
 import numpy as np
 
 from fedtmle.errors import DecodeError, InputError
-from fedtmle.model.exact import cholesky, column_shifts, congruence, invert_lower, multiply, zero_sums
-from fedtmle.model.kernels import column_sums
 from fedtmle.model.leverage import AMBIGUOUS, PersonRows, Pieces, RowSpace, largest_leverage
-from fedtmle.model.types import Array, packed_size, unpack, upper_pairs
+from fedtmle.model.linear import cholesky, congruence, invert_lower, multiply
 from fedtmle.protocol.codes import AbstractCode, BitReader, Bits, BitWriter, Golomb, Integers, Parts, encode
 from fedtmle.protocol.masks import CHECK_BITS, Lane, Masked, Packing
 from fedtmle.protocol.query import VOID, AbstractTotals, Evaluation, Local, Phase, Query
 from fedtmle.protocol.subjects import AbstractSubject, ClosingRows
+from fedtmle_core.exact import column_shifts, zero_sums
+from fedtmle_core.kernels import column_sums
+from fedtmle_core.types import Array, packed_size, unpack, upper_pairs
 
 Groups: TypeAlias = tuple[tuple[str, ...], ...]
 

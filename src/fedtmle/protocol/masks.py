@@ -30,6 +30,7 @@ import msgspec
 
 from fedtmle.errors import DecodeError, InputError
 from fedtmle.protocol.codes import BitReader, BitWriter
+from fedtmle_core.signing import MaskKey
 
 PRIME = (1 << 31) - 1  # modulus of the check
 CHECK_BITS = 31
@@ -149,26 +150,6 @@ class Packing:
 
 
 COUNT = Packing((Lane(MOST_ROWS),))  # N_m, in the opening
-
-
-class MaskKey:
-    """A silo's X25519 key; its public half is in the plan's roster."""
-
-    def __init__(self, seed: bytes) -> None:
-        from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
-
-        self._key = X25519PrivateKey.from_private_bytes(seed)
-
-    @property
-    def public(self) -> bytes:
-        """32 bytes."""
-        return self._key.public_key().public_bytes_raw()
-
-    def shared(self, public: bytes) -> bytes:
-        """Return the secret that this silo shares with the silo whose public key is given."""
-        from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
-
-        return self._key.exchange(X25519PublicKey.from_public_bytes(public))
 
 
 class Masker:

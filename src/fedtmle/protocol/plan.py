@@ -43,8 +43,9 @@ from fedtmle.protocol.messages import WIRE_FORMAT
 from fedtmle.protocol.outcome import Outcome
 from fedtmle.protocol.query import VOID, Flow, Local, Query
 from fedtmle.version import __version__
+from fedtmle_core.version import __version__ as core_version
 
-PACKAGE = "fedtmle"
+OWN = {"fedtmle": __version__, "fedtmle_core": core_version}  # this project's packages and their versions
 FEWEST_MASKED = 3
 NOTHING = Bits(0, b"")  # the broadcast of a round that is void
 MOST_RELAYED = 50  # silos; with more, sending all answers to all silos takes too many bytes
@@ -420,7 +421,7 @@ def canonical(value: object) -> object:
 
 
 class Provenance(NamedTuple):
-    """Where a class comes from; ``digest`` is None for a class of this package, which its version names."""
+    """Where a class comes from; ``digest`` is None for a class of this project, which its version names."""
 
     module: str
     name: str
@@ -442,13 +443,14 @@ class Provenance(NamedTuple):
 def provenance(cls: type) -> Provenance:
     """Return module, qualified name, distribution, version and digest of ``cls``.
 
-    For a class of this package, distribution and version identify the code and the digest is None.
+    For a class of this package or of its core, distribution and version identify the code and the digest is
+    None.
     For a class of another distribution the digest is the SHA-256 of all files that the distribution
     installed, each of which must be the one that its RECORD lists; in development mode, of all
     files of the package's folder, which is the same if the wheel has the same files. For a class that was
     not installed (``__main__``, a module beside the study file) distribution and version are None,
     and the digest is that of the text of the file that defines it; in a notebook the file is the
-    cell. Base classes outside this package and the standard library count too. Two parties
+    cell. Base classes outside these packages and the standard library count too. Two parties
     therefore agree only if they hold the same files. A silo cannot import a class of ``__main__``, so
     move such a class to a module before a run over several machines; in one process ``__main__``
     works as it is.
@@ -456,15 +458,16 @@ def provenance(cls: type) -> Provenance:
     The digest is None if no text can be read (a class typed at the interactive prompt): then only the
     names distinguish two classes. It does not cover other distributions that the class imports.
     """
-    if _top_level(cls) == PACKAGE:
-        return Provenance(cls.__module__, cls.__qualname__, PACKAGE, __version__, None)
+    package = _top_level(cls)
+    if package in OWN:
+        return Provenance(cls.__module__, cls.__qualname__, package.replace("_", "-"), OWN[package], None)
     installed = _distribution(cls.__module__)
     name, version = (None, None) if installed is None else (installed.name, installed.version)
     return Provenance(cls.__module__, cls.__qualname__, name, version, _digest(cls))
 
 
 def brought(value: object) -> tuple[Provenance, ...]:
-    """Return the provenance of every class in ``value`` that is not of this package, as `canonical` walks."""
+    """Return the provenance of every class in ``value`` that is not of this project, as `canonical` walks."""
     found: dict[Provenance, None] = {}
 
     def walk(part: object) -> None:
@@ -477,7 +480,7 @@ def brought(value: object) -> tuple[Provenance, ...]:
             items = part
         else:
             return
-        if _top_level(kind) not in (PACKAGE, *sys.stdlib_module_names):
+        if _top_level(kind) not in (*OWN, *sys.stdlib_module_names):
             found[provenance(kind)] = None
         for item in items:
             walk(item)
@@ -492,7 +495,7 @@ def _top_level(cls: type) -> str:
 
 def _digest(cls: type) -> str | None:
     """Return a digest of the code behind a class that another distribution brings, base classes included."""
-    known = {PACKAGE, *sys.stdlib_module_names}
+    known = {*OWN, *sys.stdlib_module_names}
     parts: dict[bytes, None] = {}
     for base in (base for base in cls.__mro__ if _top_level(base) not in known):
         installed = _distribution(base.__module__)

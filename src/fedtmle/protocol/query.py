@@ -25,13 +25,13 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar, cast,
 
 import numpy as np
 
-from fedtmle.model.exact import FINE_BITS, GRID_BITS, Sums
 from fedtmle.model.problem import AbstractModel, AbstractProblem, ClosingBlock, Estimate
 from fedtmle.model.submodel import AbstractNormaliser, AbstractSubmodel
 from fedtmle.model.table import AbstractBoundedColumns
-from fedtmle.model.types import Array, IntArray, Part
 from fedtmle.protocol.codes import AbstractCode, FixedSums, Integers, Joined, Parts, SimilarSums
 from fedtmle.protocol.masks import Lane
+from fedtmle_core.exact import FINE_BITS, GRID_BITS, Sums
+from fedtmle_core.types import Array, IntArray, Part
 
 Law: TypeAlias = object  # only its own problem reads it; all other code passes it on
 Problem: TypeAlias = AbstractProblem[Any, Any]

@@ -24,8 +24,7 @@ from typing import final
 
 import numpy as np
 
-from fedtmle.model.exact import Sums, congruence, multiply
-from fedtmle.model.types import Array, Part, packed_size, unpack, upper_pairs
+from fedtmle.model.linear import congruence, multiply
 from fedtmle.protocol.codes import AbstractCode, Declinable, Golomb, Integers, Triangle
 from fedtmle.protocol.lattice import divide
 from fedtmle.protocol.masks import Lane
@@ -41,6 +40,8 @@ from fedtmle.protocol.query import (
     RowMeans,
     add_up,
 )
+from fedtmle_core.exact import Sums
+from fedtmle_core.types import Array, Part, packed_size, unpack, upper_pairs
 
 SLACK = 2.0**-20  # slack of a public bound, for the rounding of doubles
 COARSER = 1  # binary places by which a silo's grid of gradients is coarser than the pooled one

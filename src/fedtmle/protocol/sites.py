@@ -13,9 +13,7 @@ from typing import NamedTuple, final
 import numpy as np
 
 from fedtmle.errors import DecodeError
-from fedtmle.model import exact
-from fedtmle.model.exact import GRID_BITS, Sums, query_shifts
-from fedtmle.model.types import Array, Part, packed_size, upper_pairs
+from fedtmle.model import linear
 from fedtmle.protocol.codes import (
     MOST_SILOS,
     AbstractCode,
@@ -36,6 +34,8 @@ from fedtmle.protocol.query import (
     Query,
     RowMeans,
 )
+from fedtmle_core.exact import GRID_BITS, Sums, query_shifts
+from fedtmle_core.types import Array, Part, packed_size, upper_pairs
 
 DEPARTURE_BITS = 16  # binary places of a departure
 OWN_PLACES = 16  # binary places of a silo's own estimate, in units of its standard error
@@ -424,6 +424,6 @@ class PopulationsQuery(IntegerSums):
         submodel = local.submodel(self.problem, self.law)
         own = submodel.sums(np.zeros(self.problem.dim), Part.GRADIENT).values(submodel.n_rows)
         gap = (own - self.mean).tolist()
-        distance = [exact.dot(row, gap) for row in self.root.tolist()]
-        statistic = submodel.n_rows * exact.dot(distance, distance)
+        distance = [linear.dot(row, gap) for row in self.root.tolist()]
+        statistic = submodel.n_rows * linear.dot(distance, distance)
         return Sums((round(math.ldexp(min(statistic, float(self.n)), STATISTIC_BITS)), 1), self.shifts)

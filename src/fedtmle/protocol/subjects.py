@@ -33,9 +33,9 @@ from fedtmle.model.submodel import (
     StreamedLinear,
 )
 from fedtmle.model.submodels import GroupedLinear, Profiled
-from fedtmle.model.types import Array, Family, IntArray, Part, matrix, scaled
 from fedtmle.protocol.flows import ViewedQuery
 from fedtmle.protocol.query import Evaluation, Local, Model, Query
+from fedtmle_core.types import Array, Family, IntArray, Part, matrix, scaled
 
 # The farthest that a linear predictor may have moved since a look: S shrinks by at most a third.
 NEAR = {Family.LOGISTIC: 0.28125, Family.GAUSSIAN: LEAST_RESIDUAL * 0.125}

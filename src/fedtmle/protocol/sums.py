@@ -13,19 +13,9 @@ import numpy as np
 
 from fedtmle.errors import NumericalError
 from fedtmle.model.budget import share_variance, sharing_loss
-from fedtmle.model.exact import (
-    FINE_BITS,
-    GRID_BITS,
-    Sums,
-    column_shifts,
-    dot,
-    nearest,
-    query_shifts,
-    zero_sums,
-)
+from fedtmle.model.linear import dot
 from fedtmle.model.problem import AbstractProblem
 from fedtmle.model.table import AbstractPrivateColumns
-from fedtmle.model.types import Array, IntArray, Part
 from fedtmle.protocol.codes import MOST_SILOS, Golomb, Integers
 from fedtmle.protocol.masks import Lane
 from fedtmle.protocol.query import (
@@ -47,6 +37,8 @@ from fedtmle.protocol.query import (
     RowMeans,
     law_at,
 )
+from fedtmle_core.exact import FINE_BITS, GRID_BITS, Sums, column_shifts, nearest, query_shifts, zero_sums
+from fedtmle_core.types import Array, IntArray, Part
 
 _PARTS = {Part.LOSS: "loss", Part.GRADIENT: "gradient", Part.HESSIAN: "curvature"}
 

@@ -26,7 +26,6 @@ from fedtmle.initial.superlearner import (
 )
 from fedtmle.initial.variables import Variables
 from fedtmle.layout import Document
-from fedtmle.model.types import Response
 from fedtmle.programs.diagnostics import Histogram, OutcomeFit
 from fedtmle.programs.flow import Details, StudyDetails, study_details
 from fedtmle.programs.imputation import MultiplyImputed
@@ -66,6 +65,7 @@ from fedtmle.studyfile.file import study_of
 from fedtmle.targets.effects.estimands import AbstractEffect
 from fedtmle.targets.effects.moments import PROBABILITY_EDGES
 from fedtmle.version import __version__
+from fedtmle_core.types import Response
 
 
 def document(plan: Plan, finished: Finished, result: Result, release: Sequence[str]) -> Document:

@@ -21,7 +21,6 @@ from fedtmle.initial.glm import Supplied
 from fedtmle.initial.superlearner import SuperLearner
 from fedtmle.layout import Document
 from fedtmle.model.problem import Estimate
-from fedtmle.model.types import Array
 from fedtmle.programs.imputation import MultiplyImputed, combine
 from fedtmle.programs.nuisance import effect_columns
 from fedtmle.programs.study import Study
@@ -29,6 +28,7 @@ from fedtmle.protocol.sites import OwnEstimate
 from fedtmle.runtime.result import Result
 from fedtmle.targets.effects.components import AbstractPopulation, Component, InStratum
 from fedtmle.targets.effects.estimands import AbstractEffect, Scale, Summary
+from fedtmle_core.types import Array
 
 DRAWS = 200_000  # simulated maxima, for simultaneous intervals
 

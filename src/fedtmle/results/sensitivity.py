@@ -25,7 +25,6 @@ import numpy as np
 
 from fedtmle.errors import InputError
 from fedtmle.layout import Document
-from fedtmle.model.types import Array
 from fedtmle.programs.flow import Details, StudyDetails
 from fedtmle.programs.regimes import RegimeDetails
 from fedtmle.programs.study import Study
@@ -34,6 +33,7 @@ from fedtmle.results.inference import summaries, table_rows
 from fedtmle.targets.effects.balance import Balance
 from fedtmle.targets.effects.components import InStratum, Static
 from fedtmle.targets.effects.estimands import Summary
+from fedtmle_core.types import Array
 
 # How far an estimate rests on few records, or on the bound of its propensity scores: stated thresholds.
 

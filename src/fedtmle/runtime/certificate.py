@@ -17,13 +17,11 @@ from fedtmle.algorithms.base import AbstractAlgorithm
 from fedtmle.algorithms.coded import Coded
 from fedtmle.algorithms.local import Adaptive, Personalized
 from fedtmle.errors import DecodeError, InputError, ProtocolError
-from fedtmle.model.types import IntArray
 from fedtmle.protocol import messages
 from fedtmle.protocol.codes import Uplink
 from fedtmle.protocol.fits import FitAverage, Weighting
 from fedtmle.protocol.guard import declined, is_void, left_out, suppressed
 from fedtmle.protocol.lattice import Lattice, floating
-from fedtmle.protocol.masks import MaskKey
 from fedtmle.protocol.messages import Answered, Ask, Begin, Close, Open
 from fedtmle.protocol.outcome import Certificate, Described, Personalised, Status, Targeted
 from fedtmle.protocol.plan import Follower, Plan
@@ -67,6 +65,8 @@ from fedtmle.theory.statistical import (
     history_of_doubles,
     remainder,
 )
+from fedtmle_core.signing import MaskKey
+from fedtmle_core.types import IntArray
 
 # Follow a recorded run again: the answers that the server received, or one silo's queries and answers.
 

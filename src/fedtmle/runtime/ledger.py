@@ -22,8 +22,9 @@ import msgspec
 
 from fedtmle.errors import DecodeError, InputError, JournalError
 from fedtmle.model.budget import OWNER_DELTA, epsilon_of
-from fedtmle.runtime.journal import Held
-from fedtmle.runtime.signing import SigningKey, check_head, read_head, write_head
+from fedtmle.runtime.signing import check_head, read_head, write_head
+from fedtmle_core.journal import Held
+from fedtmle_core.signing import SigningKey
 
 START = "0" * 64
 _SHA256 = hashlib.sha256()  # copying it is faster than creating a new one

@@ -20,14 +20,13 @@ from fedtmle.privacy.audit import DisclosureLimit
 from fedtmle.protocol import messages
 from fedtmle.protocol.codes import Uplink
 from fedtmle.protocol.guard import Guard, RefusalError
-from fedtmle.protocol.masks import MaskKey
 from fedtmle.protocol.messages import Answered, Ask, Begin, Open, Reason, Refused, State
 from fedtmle.protocol.plan import Follower, Plan
 from fedtmle.protocol.policy import UNGUARDED, Policy, lowered_limit
 from fedtmle.protocol.query import Query
-from fedtmle.runtime.journal import Journal
 from fedtmle.runtime.ledger import Entry, Ledger, StudyScope, text
-from fedtmle.runtime.signing import SigningKey
+from fedtmle_core.journal import Journal
+from fedtmle_core.signing import MaskKey, SigningKey
 
 # The keeper of a silo: its owner's policy, disclosure limit, approval, key, journal and ledger.
 

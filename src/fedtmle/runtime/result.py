@@ -15,16 +15,16 @@ import numpy as np
 from fedtmle.algorithms.base import arithmetic_error
 from fedtmle.errors import InputError, Reached
 from fedtmle.layout import element, table, text
-from fedtmle.model.types import Array
 from fedtmle.protocol.outcome import ActiveSilos, SiteTest, Smoothness, Status, Visit
 from fedtmle.protocol.query import KnownLaw, Phase, Query
-from fedtmle.runtime.journal import Document
 from fedtmle.runtime.ledger import Transcript
 from fedtmle.runtime.rows import LocalOutcome
 from fedtmle.runtime.session import Account
 from fedtmle.theory.averaging import Averaging
 from fedtmle.theory.path import LOSS_ROUNDING, Basis, Constant
 from fedtmle.theory.statistical import Distance, Remainder, distance_to_convergence
+from fedtmle_core.journal import Document
+from fedtmle_core.types import Array
 
 WIDTH = 80
 

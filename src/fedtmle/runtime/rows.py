@@ -11,12 +11,12 @@ from typing import Any, TypeVar, cast
 import numpy as np
 
 from fedtmle.errors import DataError
-from fedtmle.model.exact import Sums
 from fedtmle.model.problem import AbstractProblem, Estimate
 from fedtmle.model.submodel import AbstractNormaliser, AbstractSubmodel, SumsAt, sums_of_two
 from fedtmle.model.table import SILO, StreamedTable, Table, placed
-from fedtmle.model.types import Array, IntArray
 from fedtmle.protocol.query import Derivatives, Local, Model, Problem, Retirement, View
+from fedtmle_core.exact import Sums
+from fedtmle_core.types import Array, IntArray
 
 MOST_VIEWS = 32  # views kept at a time: more than the data sets that a study imputes
 Result = TypeVar("Result")

@@ -17,7 +17,6 @@ import msgspec
 
 from fedtmle.errors import FedTMLEError, InputError, JournalError, ProtocolError, RefusedError
 from fedtmle.lowered import LoweredLimit
-from fedtmle.model.exact import Sums
 from fedtmle.protocol import messages
 from fedtmle.protocol.codes import AbstractCode, Bits, Uplink, encode
 from fedtmle.protocol.masked import check_maskable
@@ -41,9 +40,10 @@ from fedtmle.protocol.outcome import Outcome, Personalised
 from fedtmle.protocol.plan import Follower, Paths, Plan
 from fedtmle.protocol.policy import checked_limit
 from fedtmle.protocol.query import VOID, Phase, Query
-from fedtmle.runtime.journal import Journal
 from fedtmle.runtime.ledger import Exchange, Transcript
 from fedtmle.runtime.silo import Silo, count_rows
+from fedtmle_core.exact import Sums
+from fedtmle_core.journal import Journal
 
 Shares = Mapping[Phase, int]  # the bits of one payload by phase
 

@@ -1,97 +1,29 @@
-"""A party's key (Ed25519) and all that it signs: answers, heads of files, and the owner's decisions.
+"""What a party signs with its key: answers, heads of files, and the owner's decisions.
 
 A silo signs answers under masks, closings, approvals and heads of files; a server signs its requests.
 
-The key for masks (X25519) is derived from the same secret. At the close of a run a silo signs the digest of
-the broadcasts that it heard.
+At the close of a run a silo signs the digest of the broadcasts that it heard.
 """
 
 from __future__ import annotations
 
 import datetime
 import hashlib
-import hmac
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from fedtmle.errors import InputError, JournalError
+from fedtmle.errors import JournalError
 from fedtmle.lowered import LoweredLimit
+from fedtmle_core.signing import SigningKey, is_signed
 
 if TYPE_CHECKING:
     from fedtmle.protocol.codes import Bits
-    from fedtmle.protocol.masks import MaskKey
     from fedtmle.protocol.plan import Plan
-
-
-class SigningKey:
-    """Sign for one party; the public half is in the plan."""
-
-    def __init__(self, seed: bytes) -> None:
-        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
-        self._key = Ed25519PrivateKey.from_private_bytes(seed)
-        self._seed = seed
-
-    @classmethod
-    def at(cls, path: str | Path) -> SigningKey:
-        """Return the key in a file that only its owner can read; make one if there is no file."""
-        path = Path(path)
-        try:
-            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        except FileExistsError:
-            text = path.read_text(encoding="ascii", errors="replace").strip()
-        else:
-            text = os.urandom(32).hex()
-            with os.fdopen(handle, "w") as file:
-                file.write(text + "\n")
-        try:
-            return cls(bytes.fromhex(text))
-        except ValueError:
-            raise InputError(f"{path}: this is not a key; move it away to have a new one made") from None
-
-    @property
-    def public(self) -> bytes:
-        """32 bytes."""
-        return self._key.public_key().public_bytes_raw()
-
-    @property
-    def public_keys(self) -> bytes:
-        """64 bytes: the public halves of this key and of the key for masks, as a study file lists them."""
-        return self.public + self.mask_key.public
-
-    @cached_property
-    def mask_key(self) -> MaskKey:
-        """The silo's key for masks: HMAC-SHA256 of a label under the secret."""
-        from fedtmle.protocol.masks import MaskKey
-
-        return MaskKey(hmac.digest(self._seed, b"fedtmle key for masks", "sha256"))
-
-    @cached_property
-    def row_key(self) -> bytes:
-        """The key of the digests of the silo's records: HMAC-SHA256 of a label under the secret."""
-        return hmac.digest(self._seed, b"fedtmle key for digests of rows", "sha256")
-
-    def sign(self, data: bytes) -> bytes:
-        """Return the signature of ``data``, 64 bytes."""
-        return self._key.sign(data)
-
-
-def is_signed(data: bytes, signature: bytes, public: bytes) -> bool:
-    """Return whether ``signature`` is that of ``data`` by the key with the ``public`` half."""
-    from cryptography.exceptions import InvalidSignature
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-
-    try:
-        Ed25519PublicKey.from_public_bytes(public).verify(signature, data)
-    except (InvalidSignature, ValueError):
-        return False
-    return True
 
 
 def request_statement(plan: bytes, frame: bytes) -> bytes:

@@ -17,14 +17,11 @@ from typing import TypeVar
 import msgspec
 
 from fedtmle.errors import CheckFailedError, DataError, DecodeError, InputError, JournalError
-from fedtmle.model.budget import Below, discrete_gaussian
-from fedtmle.model.exact import Sums
-from fedtmle.model.types import IntArray
 from fedtmle.protocol import messages
 from fedtmle.protocol.codes import BitReader, Bits, BitWriter, Integers
 from fedtmle.protocol.guard import Guard, RefusalError, declined
 from fedtmle.protocol.masked import Groups, MaskedForm
-from fedtmle.protocol.masks import COUNT, Masked, Masker, MaskKey, Packing
+from fedtmle.protocol.masks import COUNT, Masked, Masker, Packing
 from fedtmle.protocol.messages import (
     EXHAUSTED,
     Answered,
@@ -50,7 +47,11 @@ from fedtmle.protocol.plan import Follower, Plan
 from fedtmle.protocol.query import AbstractQuery, Answer, Local, Pooled, Query, Retirement
 from fedtmle.runtime.records import Keeper, Position, Records
 from fedtmle.runtime.rows import LocalOutcome, LocalRows, fingerprint, local_outcome
-from fedtmle.runtime.signing import SigningKey, answer_statement, closing_statement, is_signed
+from fedtmle.runtime.signing import answer_statement, closing_statement
+from fedtmle_core.exact import Sums
+from fedtmle_core.noise import Below, discrete_gaussian
+from fedtmle_core.signing import MaskKey, SigningKey, is_signed
+from fedtmle_core.types import IntArray
 
 # A silo's share of noise, drawn from the operating system's randomness, never from a seed in a plan.
 #

@@ -25,19 +25,17 @@ from fedtmle.initial.glm import GLM
 from fedtmle.lowered import LoweredLimit
 from fedtmle.model.check import check_problem
 from fedtmle.model.table import AnyTable, Factor, Table
-from fedtmle.model.types import Array
 from fedtmle.privacy.audit import DisclosureLimit, LimitedAttribute, at_centre
 from fedtmle.programs.flow import StudyProgram, study_details
 from fedtmle.programs.study import Study
 from fedtmle.programs.target import AbstractTarget
 from fedtmle.protocol.plan import Plan, brought, follow_alone
 from fedtmle.protocol.policy import UNGUARDED, Policy
-from fedtmle.runtime.journal import FileJournal
 from fedtmle.runtime.ledger import Ledger
 from fedtmle.runtime.ledger import read as read_ledger
 from fedtmle.runtime.records import Keeper
 from fedtmle.runtime.rows import LocalRows, fingerprint
-from fedtmle.runtime.signing import Approvals, SigningKey
+from fedtmle.runtime.signing import Approvals
 from fedtmle.runtime.silo import Silo
 from fedtmle.studies.memory import (
     Conflict,
@@ -50,6 +48,9 @@ from fedtmle.studies.memory import (
 )
 from fedtmle.studyfile.file import study_of
 from fedtmle.studyfile.schema import check_follow_up, check_streams, in_memory, schema_of
+from fedtmle_core.journal import FileJournal
+from fedtmle_core.signing import SigningKey
+from fedtmle_core.types import Array
 
 # The check of a target that another distribution brings, on synthetic rows, before a silo's first answer.
 #

@@ -26,11 +26,11 @@ from fedtmle.model.budget import OWNER_DELTA
 from fedtmle.model.table import AnyTable, Table
 from fedtmle.protocol.plan import Member, Plan
 from fedtmle.protocol.policy import Policy
-from fedtmle.runtime.journal import sync_folder
 from fedtmle.runtime.ledger import ReadColumn, StudyScope, epsilon_taken
 from fedtmle.runtime.signing import Decision
 from fedtmle.studyfile.file import study_of
 from fedtmle.studyfile.schema import schema_of
+from fedtmle_core.journal import sync_folder
 
 # A silo's memory of its rows and rosters across studies, and what studies disclose together.
 #

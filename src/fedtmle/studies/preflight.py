@@ -18,7 +18,6 @@ from fedtmle.errors import FedTMLEError, InputError
 from fedtmle.initial.glm import Supplied
 from fedtmle.initial.superlearner import formulas
 from fedtmle.model.table import Table
-from fedtmle.model.types import Array
 from fedtmle.programs.preparation import PreflightProgram, SitesProgram, propensity_histograms, site_tests
 from fedtmle.programs.study import Study
 from fedtmle.programs.target import AbstractTarget
@@ -33,6 +32,7 @@ from fedtmle.studies.home import policy_of, session_policy
 from fedtmle.studyfile.schema import first_period, in_memory, schema_of
 from fedtmle.targets.regimes.estimands import AbstractRegimeEffect
 from fedtmle.targets.time.estimands import AbstractTimeEffect
+from fedtmle_core.types import Array
 
 # Table 1 of one silo by arm, as additive sums, and the part of it that the silo may disclose.
 #

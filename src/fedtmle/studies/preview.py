@@ -19,7 +19,6 @@ from fedtmle.initial.glm import GLM
 from fedtmle.initial.superlearner import SuperLearner, formulas
 from fedtmle.model.budget import OWNER_DELTA
 from fedtmle.model.table import SILO, Table
-from fedtmle.model.types import Array, IntArray
 from fedtmle.programs.flow import StudyProgram
 from fedtmle.programs.missing import missing_mask
 from fedtmle.programs.study import Study
@@ -36,6 +35,7 @@ from fedtmle.studies.home import Home, disclosure_limit, examine_target, open_pa
 from fedtmle.studies.memory import Conflict
 from fedtmle.studies.risk import MOST_BITS, PlannedRisk, planned_risk
 from fedtmle.studyfile.schema import first_period, schema_of
+from fedtmle_core.types import Array, IntArray
 
 # Find what would stop a study or make a silo refuse it, on the silos' own tables, before anything leaves.
 #

@@ -19,15 +19,15 @@ from fedtmle.defects import expect_integer, expect_number
 from fedtmle.errors import InputError
 from fedtmle.initial.glm import Supplied
 from fedtmle.model.budget import Privacy
-from fedtmle.model.exact import Sums
 from fedtmle.model.table import Table
-from fedtmle.model.types import Array
 from fedtmle.programs.flow import StudyDetails, StudyProgram
 from fedtmle.programs.noisy import PrivacyAccount, study_design
 from fedtmle.programs.study import Study
 from fedtmle.protocol.sums import NoisySums
 from fedtmle.runtime.rows import LocalRows
 from fedtmle.studyfile.schema import schema_of
+from fedtmle_core.exact import Sums
+from fedtmle_core.types import Array
 
 POPULATION = 4096  # records that stand for n people
 SMALLEST = 100  # records that a plan can be made for

@@ -14,10 +14,8 @@ from fedtmle.data.silofile import read_silo_file
 from fedtmle.errors import DecodeError, FedTMLEError, InputError, NumericalError, RefusedError
 from fedtmle.layout import Document
 from fedtmle.model.table import Factor, Table
-from fedtmle.model.types import Array, Part
 from fedtmle.privacy.audit import AttackedColumn, Attacker, Audit, ColumnRisk, Continuous, Discrete, audit
 from fedtmle.programs.study import Study
-from fedtmle.protocol.masks import MaskKey
 from fedtmle.protocol.plan import Plan
 from fedtmle.protocol.policy import UNGUARDED
 from fedtmle.protocol.query import AnsweredQuery, ClosingTerms, Phase
@@ -33,6 +31,8 @@ from fedtmle.targets.regimes.estimands import AbstractRegimeEffect
 from fedtmle.targets.residuals import ResidualProblem
 from fedtmle.targets.time.estimands import AbstractTimeEffect
 from fedtmle.targets.time.followup import FollowUp
+from fedtmle_core.signing import MaskKey
+from fedtmle_core.types import Array, Part
 
 EDGES = (0.0, 1e-6, 1e-3, 0.01, 0.1, 0.5, 0.99, 1.0)  # remaining shares of the prior uncertainty
 KNOWN = 0.01  # a value counts as known if less than this share remains

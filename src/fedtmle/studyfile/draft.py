@@ -22,7 +22,7 @@ from fedtmle.data.source import read_cells
 from fedtmle.errors import InputError
 from fedtmle.initial.variables import MOST_LEVELS, Variable, Variables
 from fedtmle.model.table import Factor
-from fedtmle.model.types import Array
+from fedtmle_core.types import Array
 
 # A dictionary as the section [variables] of a study file, and values as TOML.
 

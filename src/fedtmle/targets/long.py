@@ -16,11 +16,9 @@ from typing import Any, Generic, Protocol, TypeVar, final
 import numpy as np
 
 from fedtmle.errors import NumericalError
-from fedtmle.model.exact import Sums, column_shifts, zero_sums
 from fedtmle.model.problem import AbstractProblem, ClosingBlock
 from fedtmle.model.submodel import NoNormaliser
 from fedtmle.model.table import AnyTable, StreamedTable, Table
-from fedtmle.model.types import Array, IntArray
 from fedtmle.targets.effects.balance import AbstractArmWeights, ArmRows
 from fedtmle.targets.effects.moments import (
     ClosingLayout,
@@ -31,6 +29,8 @@ from fedtmle.targets.effects.moments import (
     spanning_sums,
 )
 from fedtmle.targets.effects.prepare import EffectColumns
+from fedtmle_core.exact import Sums, column_shifts, zero_sums
+from fedtmle_core.types import Array, IntArray
 
 LINK_REACH = 64.0  # a logit moved further than this is a runaway fluctuation, not a fit
 

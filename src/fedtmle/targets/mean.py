@@ -16,7 +16,6 @@ from typing import final
 import numpy as np
 
 from fedtmle.errors import DataError, InputError, NumericalError
-from fedtmle.model.exact import Sums
 from fedtmle.model.problem import (
     AbstractProblem,
     ConvergenceBounds,
@@ -27,7 +26,8 @@ from fedtmle.model.problem import (
     second_moments,
 )
 from fedtmle.model.submodel import GeneralisedLinear, NoNormaliser
-from fedtmle.model.types import Array, Family, RowBound, exponent
+from fedtmle_core.exact import Sums
+from fedtmle_core.types import Array, Family, RowBound, exponent
 
 
 @final

@@ -26,9 +26,6 @@ from typing import Any, Generic, final
 import numpy as np
 
 from fedtmle.errors import InputError, NumericalError
-from fedtmle.model import kernels
-from fedtmle.model.exact import Sums, column_shifts, zero_sums
-from fedtmle.model.kernels import column_sums
 from fedtmle.model.problem import (
     AbstractProblem,
     ConvergenceBounds,
@@ -47,8 +44,11 @@ from fedtmle.model.submodel import (
 )
 from fedtmle.model.submodels import Blocks
 from fedtmle.model.table import AnyTable, PerTable, StreamedTable, Table
-from fedtmle.model.types import Array, Family, RowBound, exponent
 from fedtmle.targets.effects.estimands import AbstractEffect
+from fedtmle_core import kernels
+from fedtmle_core.exact import Sums, column_shifts, zero_sums
+from fedtmle_core.kernels import column_sums
+from fedtmle_core.types import Array, Family, RowBound, exponent
 
 LINK_REACH = 64.0  # a predicted logit moved further than this is a runaway fluctuation, not a fit
 

@@ -20,11 +20,11 @@ from fedtmle.errors import InputError
 from fedtmle.model.fit import LocalSolver, fit_local
 from fedtmle.model.problem import AbstractProblem, Law, Rows
 from fedtmle.model.submodel import AbstractNormaliser, AbstractSubmodel
-from fedtmle.model.types import Array, Part, unpack
 from fedtmle.protocol.fits import RetirementRule
 from fedtmle.theory import personalized
 from fedtmle.theory.path import Basis
 from fedtmle.theory.personalized import chi, disagreement
+from fedtmle_core.types import Array, Part, unpack
 
 SEGMENT = np.linspace(0.0, 1.0, 5)
 

@@ -15,10 +15,10 @@ from itertools import zip_longest
 import numpy as np
 
 from fedtmle.model.problem import AbstractProblem, Law, Rows
-from fedtmle.model.types import Array, Part
 from fedtmle.protocol.lattice import Lattice, floating
 from fedtmle.protocol.outcome import Visit
 from fedtmle.theory.communication import step_decrease
+from fedtmle_core.types import Array, Part
 
 LOSS_ROUNDING = 1e-13  # rounding of a loss difference, in exact comparisons
 

@@ -12,7 +12,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from fedtmle.model.types import Array
+from fedtmle_core.types import Array
 
 GRADIENT_TERM = Fraction(2, 3)
 CURVATURE_TERM = Fraction(1, 6)

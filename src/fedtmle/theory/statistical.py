@@ -27,7 +27,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from fedtmle.model.exact import invert
+from fedtmle.model.linear import invert
 from fedtmle.model.problem import ConvergenceBounds
 from fedtmle.protocol.codes import gamma_length
 

@@ -24,13 +24,13 @@ from fedtmle.data.snapshot import open_query
 from fedtmle.data.sql import DIALECTS, Dialect
 from fedtmle.errors import DataError, InputError
 from fedtmle.model.table import Factor
-from fedtmle.model.types import Array
 from fedtmle.protocol.policy import Policy
 from fedtmle.results.result import StudyResult
-from fedtmle.runtime.journal import write_document
 from fedtmle.trials.compile import CompiledTrial, compile_trial
 from fedtmle.trials.steps import CdmLayout
 from fedtmle.trials.trial import TREATMENT_COLUMN, TargetTrial, protocol
+from fedtmle_core.journal import write_document
+from fedtmle_core.types import Array
 
 if TYPE_CHECKING:
     import pandas as pd

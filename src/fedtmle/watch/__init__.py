@@ -21,8 +21,8 @@ from urllib.parse import parse_qs, urlsplit
 
 from fedtmle.errors import JournalError
 from fedtmle.layout import phase_name
-from fedtmle.runtime.journal import Document
 from fedtmle.runtime.ledger import LedgerLine, read, walk
+from fedtmle_core.journal import Document
 
 # The view of a run that the page shows, updated event by event, without a file or a clock.
 

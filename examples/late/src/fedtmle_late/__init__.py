@@ -22,13 +22,13 @@ from fedtmle.errors import InputError, NumericalError
 from fedtmle.initial.crossfit import Fitted
 from fedtmle.initial.glm import GLM
 from fedtmle.model.table import Table
-from fedtmle.model.types import Array
 from fedtmle.programs.study import NuisanceModel
 from fedtmle.programs.target import AbstractTarget, BegunStudy, StartedTarget
 from fedtmle.protocol.query import Flow
 from fedtmle.targets.effects.estimands import ColumnUse, Scale, Summary
 from fedtmle.targets.effects.prepare import EffectColumns
 from fedtmle.targets.residuals import Residual, ResidualProblem
+from fedtmle_core.types import Array
 
 WEAKEST = 1e-6  # share of compliers below which the ratio is not computed
 MARGIN = 1e-6  # predictions are truncated this far inside (0, 1)

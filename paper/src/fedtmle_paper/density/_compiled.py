@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedtmle.model.kernels._elementary import exp, log
-from fedtmle.model.kernels._jit import jit
-from fedtmle.model.kernels._primitives import select
-from fedtmle.model.parallel import shared
-from fedtmle.model.types import Array
+from fedtmle_core.kernels._elementary import exp, log
+from fedtmle_core.kernels._jit import jit
+from fedtmle_core.kernels._primitives import select
+from fedtmle_core.parallel import shared
+from fedtmle_core.types import Array
 
 BLOCK = 512
 SERIAL_PAIRS = 1 << 18

@@ -14,8 +14,8 @@ from typing import final
 
 import numpy as np
 
-from fedtmle.model import kernels
-from fedtmle.model.types import Array, Family
+from fedtmle_core import kernels
+from fedtmle_core.types import Array, Family
 
 Mean = Callable[[Array, float], float]
 ROUNDING_OF_MEANS = (

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from fedtmle.errors import InputError
-from fedtmle.model import kernels
-from fedtmle.model.kernels import _elementary
-from fedtmle.model.types import Array
+from fedtmle_core import kernels
+from fedtmle_core.kernels import _elementary
+from fedtmle_core.types import Array
 
 POINTS = 2048  # a block of points that stays in the cache
 

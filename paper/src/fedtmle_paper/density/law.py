@@ -10,8 +10,8 @@ from typing import final
 
 import numpy as np
 
-from fedtmle.model import kernels
-from fedtmle.model.types import Array, Bools, exponent
+from fedtmle_core import kernels
+from fedtmle_core.types import Array, Bools, exponent
 from fedtmle_paper.density.fluctuation import AbstractFluctuation
 from fedtmle_paper.density.quadrature import Memo, combined, expectation, reweight, second_moment
 from fedtmle_paper.density.start import DROPPED, KernelDensity, Rule

@@ -15,7 +15,7 @@ from typing import final
 import numpy as np
 
 from fedtmle.errors import DataError, InputError, NumericalError
-from fedtmle.model.exact import Sums, congruence
+from fedtmle.model.linear import congruence
 from fedtmle.model.problem import (
     AbstractProblem,
     Estimate,
@@ -25,8 +25,9 @@ from fedtmle.model.problem import (
     second_moments,
 )
 from fedtmle.model.submodel import GeneralisedLinear
-from fedtmle.model.types import Array, RowBound, exponent
 from fedtmle.privacy.charts import AbstractMomentsChart, Tangent, chart_of
+from fedtmle_core.exact import Sums
+from fedtmle_core.types import Array, RowBound, exponent
 from fedtmle_paper.density.fluctuation import AbstractFluctuation
 from fedtmle_paper.density.law import AbstractFunctional, DensityLaw, Step
 from fedtmle_paper.density.quadrature import DensityNormaliser, combined, reweight, second_moment

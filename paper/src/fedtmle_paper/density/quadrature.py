@@ -17,9 +17,9 @@ from typing import Generic, TypeVar, final
 import numpy as np
 
 from fedtmle.errors import NumericalError
-from fedtmle.model import kernels
 from fedtmle.model.submodel import AbstractNormaliser
-from fedtmle.model.types import Array, exponent, unpack
+from fedtmle_core import kernels
+from fedtmle_core.types import Array, exponent, unpack
 from fedtmle_paper.density.fluctuation import AbstractFluctuation
 
 Value = TypeVar("Value")

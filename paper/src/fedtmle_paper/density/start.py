@@ -17,9 +17,9 @@ from typing import final
 import numpy as np
 
 from fedtmle.errors import InputError
-from fedtmle.model import kernels
-from fedtmle.model.exact import cholesky, invert_lower, multiply
-from fedtmle.model.types import Array, IntArray
+from fedtmle.model.linear import cholesky, invert_lower, multiply
+from fedtmle_core import kernels
+from fedtmle_core.types import Array, IntArray
 from fedtmle_paper.density.kernel import log_mean_kernel
 from fedtmle_paper.density.quadrature import Memo, reweight
 

@@ -13,9 +13,9 @@ from typing import final
 import numpy as np
 
 from fedtmle.errors import InputError
-from fedtmle.model.types import Array
 from fedtmle.privacy.answers import Submodels, explain
 from fedtmle.protocol.query import AnsweredQuery, ClosingTerms, Local
+from fedtmle_core.types import Array
 from fedtmle_paper.privacy.disclosure import AffineDecoder, affine_decoder
 
 DAMPING = 1e-3

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.polynomial import chebyshev
 
 from fedtmle.errors import InputError
-from fedtmle.model.types import Array
 from fedtmle.privacy.audit import require_at_least_zero
+from fedtmle_core.types import Array
 
 LEVEL = 0.5  # the two levels of the Chebyshev polynomial, +-1/2
 

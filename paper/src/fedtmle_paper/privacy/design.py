@@ -18,8 +18,8 @@ from typing import final
 import numpy as np
 
 from fedtmle.errors import InputError
-from fedtmle.model.types import Array
 from fedtmle.privacy.audit import multipliers, require_at_least_zero, values
+from fedtmle_core.types import Array
 
 ROUNDING = 1e-13  # of ||c||: a smaller part in the kernel is none
 

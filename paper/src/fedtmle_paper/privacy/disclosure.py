@@ -14,8 +14,8 @@ from typing import final
 import numpy as np
 
 from fedtmle.errors import InputError
-from fedtmle.model.types import Array
 from fedtmle.privacy.audit import require_at_least_zero
+from fedtmle_core.types import Array
 from fedtmle_paper.privacy.design import design_modulus, modulus_forms, range_slope
 
 GRID = 64  # radii tried for the reduced-radius bound; each gives a valid bound of its own

@@ -20,8 +20,8 @@ from typing import final
 import numpy as np
 
 from fedtmle.errors import InputError
-from fedtmle.model.types import Array
 from fedtmle.privacy.audit import require_at_least_zero
+from fedtmle_core.types import Array
 
 LARGEST = 1 << 12  # assignments that are enumerated
 ITERATIONS = 20_000

@@ -17,7 +17,7 @@ from typing import final
 import numpy as np
 
 from fedtmle.errors import InputError
-from fedtmle.model.types import Array
+from fedtmle_core.types import Array
 from fedtmle_paper.privacy.design import design_modulus, kernel_floor, modulus_forms
 
 EXHAUSTIVE = 5_000  # blocks that are all tried

@@ -15,7 +15,7 @@ from itertools import combinations, pairwise
 
 import numpy as np
 
-from fedtmle.model.types import Part, unpack
+from fedtmle_core.types import Part, unpack
 from fedtmle_paper.benchmark import client_sizes
 from fedtmle_paper.reproduce.campaign import TIME_BUDGET, Campaign
 from fedtmle_paper.reproduce.extra import largest_rise

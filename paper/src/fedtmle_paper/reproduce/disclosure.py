@@ -20,13 +20,13 @@ from numpy.polynomial import chebyshev
 import fedtmle as ft
 from fedtmle.algorithms.base import TargetingProgram
 from fedtmle.model.submodel import GeneralisedLinear
-from fedtmle.model.types import Array, Part
 from fedtmle.plots import GREY, WIDTH, journal_style
 from fedtmle.privacy.charts import row_terms
 from fedtmle.protocol.plan import Plan, roster
 from fedtmle.protocol.sums import SumsQuery
 from fedtmle.runtime.certificate import overhear
 from fedtmle.runtime.rows import LocalRows
+from fedtmle_core.types import Array, Part
 from fedtmle_paper.benchmark import gaussian_mixture
 from fedtmle_paper.optimal_transport import OptimalTransport
 from fedtmle_paper.privacy.attacks import fit_records, sent

@@ -24,13 +24,13 @@ from fedtmle.algorithms.coded import Coded
 from fedtmle.algorithms.gradient import Gradient
 from fedtmle.algorithms.local import Personalized
 from fedtmle.algorithms.optimizers import Newton
-from fedtmle.model.types import Array
 from fedtmle.protocol.fits import Weighting
 from fedtmle.protocol.lattice import Lattice, build_lattice, identity, whitener, working_tolerance
 from fedtmle.runtime.result import Result
 from fedtmle.solver import solve
 from fedtmle.theory import communication
 from fedtmle.theory.path import first_gradient, follow, loss_budget, recentering
+from fedtmle_core.types import Array
 from fedtmle_paper.benchmark import COVARIANCES, MEANS, PROBABILITIES
 from fedtmle_paper.lemmas import chi_total_size, chi_total_uniform
 from fedtmle_paper.optimal_transport import OptimalTransport

@@ -17,13 +17,13 @@ import msgspec
 import numpy as np
 
 from fedtmle.algorithms.base import TargetingProgram
-from fedtmle.model import parallel
-from fedtmle.model.types import Part
 from fedtmle.protocol.outcome import Targeted
 from fedtmle.protocol.plan import Plan, roster
 from fedtmle.protocol.query import Phase
 from fedtmle.runtime.session import Session
 from fedtmle.runtime.silo import Silo
+from fedtmle_core import parallel
+from fedtmle_core.types import Part
 from fedtmle_paper.density.law import KEPT_LAWS, DensityLaw
 from fedtmle_paper.density.quadrature import Memo
 from fedtmle_paper.reproduce.scenario import Data, Dgp, Method, Partition, Profile, Scale, Scenario, build

@@ -12,7 +12,6 @@ import numpy as np
 from fedtmle.algorithms.base import AbstractAlgorithm, TargetingProgram
 from fedtmle.algorithms.coded import Coded
 from fedtmle.algorithms.local import Adaptive
-from fedtmle.model.types import Part
 from fedtmle.protocol.coded import Estimated
 from fedtmle.protocol.fits import Choice, Switched
 from fedtmle.protocol.plan import Plan, roster
@@ -20,6 +19,7 @@ from fedtmle.protocol.query import Phase
 from fedtmle.runtime.certificate import heard_rounds
 from fedtmle.runtime.result import Result
 from fedtmle.solver import solve
+from fedtmle_core.types import Part
 from fedtmle_paper.reproduce.campaign import Campaign
 from fedtmle_paper.reproduce.scenario import Data, Method, Partition, Profile, Scale, Scenario, build
 

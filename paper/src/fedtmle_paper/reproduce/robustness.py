@@ -18,7 +18,7 @@ from functools import cache
 import numpy as np
 
 import fedtmle as ft
-from fedtmle.model.types import Array
+from fedtmle_core.types import Array
 from fedtmle_paper.reproduce.extra import Z
 
 SILOS = 4

@@ -15,7 +15,7 @@ from fedtmle.algorithms.gradient import Gradient
 from fedtmle.algorithms.local import LocalAverage
 from fedtmle.algorithms.optimizers import Backtracking, GradientDescent
 from fedtmle.model.fit import EXACT_NEWTON, FirstOrderFits
-from fedtmle.model.types import Array
+from fedtmle_core.types import Array
 from fedtmle_paper.benchmark import (
     client_sizes,
     curved_mixture,

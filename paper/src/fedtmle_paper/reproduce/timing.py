@@ -17,11 +17,11 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, final
 
-from fedtmle.model.exact import Sums
 from fedtmle.model.problem import AbstractProblem, Estimate, PoolableRows
 from fedtmle.model.submodel import AbstractNormaliser, AbstractSubmodel
-from fedtmle.model.types import Array, RowBound
 from fedtmle.runtime.silo import Silo
+from fedtmle_core.exact import Sums
+from fedtmle_core.types import Array, RowBound
 from fedtmle_paper.density.law import DensityLaw
 from fedtmle_paper.optimal_transport import OptimalTransport
 

@@ -11,9 +11,6 @@ from typing import NamedTuple, Protocol, TypeVar, final
 
 import numpy as np
 
-from fedtmle.model.exact import Sums
-from fedtmle.model.kernels import OUTSIDE, column_sums
-from fedtmle.model.parallel import mapped
 from fedtmle.model.table import (
     AbstractBins,
     AbstractBoundedColumns,
@@ -23,7 +20,12 @@ from fedtmle.model.table import (
     Table,
     over_blocks,
 )
-from fedtmle.model.types import (
+from fedtmle.targets.effects.moments import EffectRows
+from fedtmle.targets.effects.problem import EffectLaw, EffectProblem
+from fedtmle_core.exact import Sums
+from fedtmle_core.kernels import OUTSIDE, column_sums
+from fedtmle_core.parallel import mapped
+from fedtmle_core.types import (
     Array,
     Codes,
     Columns,
@@ -36,8 +38,6 @@ from fedtmle.model.types import (
     unpack,
     upper_pairs,
 )
-from fedtmle.targets.effects.moments import EffectRows
-from fedtmle.targets.effects.problem import EffectLaw, EffectProblem
 
 # Covariates by arm, as they are and weighted by inverse probabilities: the numbers of a Love plot.
 

@@ -23,7 +23,7 @@ import numpy as np
 
 from fedtmle.errors import DataError, InputError
 from fedtmle.model.table import Table
-from fedtmle.model.types import Array, Codes, IntArray, product
+from fedtmle_core.types import Array, Codes, IntArray, product
 
 Scores = Callable[[], Array]
 

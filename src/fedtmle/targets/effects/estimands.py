@@ -18,7 +18,6 @@ import numpy as np
 
 from fedtmle.defects import expect, expect_column, label
 from fedtmle.errors import InputError, NumericalError
-from fedtmle.model.types import Array
 from fedtmle.targets.effects.components import (
     AbstractPopulation,
     AbstractRegime,
@@ -29,6 +28,7 @@ from fedtmle.targets.effects.components import (
     OverlapWeighted,
     Static,
 )
+from fedtmle_core.types import Array
 
 ColumnUse = Literal["number", "factor"]
 _NO_CONFOUNDING = (

@@ -25,12 +25,12 @@ from typing import NamedTuple, Protocol, final
 
 import numpy as np
 
-from fedtmle.model import kernels
-from fedtmle.model.exact import Sums, column_shifts
-from fedtmle.model.kernels import column_sums
-from fedtmle.model.parallel import done, pieces
 from fedtmle.model.problem import ClosingBlock
-from fedtmle.model.types import (
+from fedtmle_core import kernels
+from fedtmle_core.exact import Sums, column_shifts
+from fedtmle_core.kernels import column_sums
+from fedtmle_core.parallel import done, pieces
+from fedtmle_core.types import (
     Array,
     Bools,
     Bytes,

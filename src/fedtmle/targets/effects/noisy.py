@@ -28,9 +28,9 @@ from fedtmle.initial.design import (
 from fedtmle.initial.glm import FittedGLM, Levels
 from fedtmle.initial.syntax import Categorical, Computed, Formula, Name, names_in
 from fedtmle.model.table import AbstractPrivateColumns, AnyTable, Table, over_blocks
-from fedtmle.model.types import Array, Family, unpack, upper_pairs
 from fedtmle.targets.effects.prepare import EffectColumns
 from fedtmle.targets.effects.problem import EffectLaw, EffectProblem
+from fedtmle_core.types import Array, Family, unpack, upper_pairs
 
 # The columns of a differentially private study's models, in public coordinates.
 #

@@ -14,13 +14,13 @@ import numpy as np
 from fedtmle.errors import DataError
 from fedtmle.initial.crossfit import Fitted, Folds
 from fedtmle.initial.glm import AbstractResponse
-from fedtmle.model import kernels
-from fedtmle.model.parallel import done, pieces
 from fedtmle.model.problem import LeftOut
 from fedtmle.model.table import Factor, Table
-from fedtmle.model.types import Array, Bools, Bytes, Codes, IntArray, is_one, product
 from fedtmle.targets.effects.components import Component
 from fedtmle.targets.effects.moments import EffectRows, Term, is_ever, part, probability_bins, shown_arms
+from fedtmle_core import kernels
+from fedtmle_core.parallel import done, pieces
+from fedtmle_core.types import Array, Bools, Bytes, Codes, IntArray, is_one, product
 
 Q_MARGIN = 1e-6  # predictions are truncated this far inside the outcome's bounds, on the unit scale
 LINEAR_REACH = 16.0  # linear predictions are kept within this many widths of the outcome's bounds

@@ -24,14 +24,11 @@ from typing import NamedTuple, TypeVar, final
 import numpy as np
 
 from fedtmle.errors import NumericalError
-from fedtmle.model import kernels
-from fedtmle.model.exact import FINE_BITS, GRID_BITS, Sums, column_shifts, congruence, multiply, zero_sums
-from fedtmle.model.parallel import done, mapped, pieces
+from fedtmle.model.linear import congruence, multiply
 from fedtmle.model.problem import AbstractProblem, Calibration, ClosingBlock, ConvergenceBounds, Estimate
 from fedtmle.model.submodel import AbstractSubmodel, GeneralisedLinear, NoNormaliser, StreamedLinear
 from fedtmle.model.submodels import Blocks
 from fedtmle.model.table import AnyTable, PerTable, StreamedTable, Table, over_blocks
-from fedtmle.model.types import Array, Family, RowBound, Scaled, exponent
 from fedtmle.targets.effects.moments import (
     ClosingLayout,
     EffectRows,
@@ -45,6 +42,10 @@ from fedtmle.targets.effects.moments import (
     spanning_sums,
 )
 from fedtmle.targets.effects.prepare import LINEAR_REACH
+from fedtmle_core import kernels
+from fedtmle_core.exact import FINE_BITS, GRID_BITS, Sums, column_shifts, zero_sums
+from fedtmle_core.parallel import done, mapped, pieces
+from fedtmle_core.types import Array, Family, RowBound, Scaled, exponent
 
 Result = TypeVar("Result")
 

@@ -11,14 +11,14 @@ from typing import TypeVar, final
 
 import numpy as np
 
-from fedtmle.model.exact import column_shifts
-from fedtmle.model.kernels import OUTSIDE, bins_between
 from fedtmle.model.table import AbstractBins, AbstractBoundedColumns, AnyTable, Group, Table, over_blocks
-from fedtmle.model.types import Array, Bytes, Codes, Columns, exponent, first, is_one, product
 from fedtmle.targets.effects.components import overlap_weight
 from fedtmle.targets.effects.moments import PROBABILITY_EDGES, EffectRows, probability_bins, shown_arms
 from fedtmle.targets.effects.prepare import EffectColumns, Preparation
 from fedtmle.targets.effects.problem import EffectLaw, EffectProblem
+from fedtmle_core.exact import column_shifts
+from fedtmle_core.kernels import OUTSIDE, bins_between
+from fedtmle_core.types import Array, Bytes, Codes, Columns, exponent, first, is_one, product
 
 Piece = TypeVar("Piece")
 Result = TypeVar("Result")

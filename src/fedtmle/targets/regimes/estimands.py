@@ -15,10 +15,10 @@ from fedtmle.defects import expect, expect_column, expect_integer, expect_number
 from fedtmle.errors import InputError, NumericalError
 from fedtmle.initial.variables import Variables
 from fedtmle.model.table import Table
-from fedtmle.model.types import Array
 from fedtmle.targets.effects.components import AbstractRegime, Component, Static, require_arms
 from fedtmle.targets.effects.estimands import AbstractEffect, Scale, Summary
 from fedtmle.targets.regimes.timeline import LAG, Timeline
+from fedtmle_core.types import Array
 
 # Rules for treatment over time, beside `Static`, `Threshold` and `Stochastic`, which hold in each period.
 

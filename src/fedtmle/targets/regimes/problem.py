@@ -25,14 +25,10 @@ import numpy as np
 
 from fedtmle.errors import DataError
 from fedtmle.initial.crossfit import CrossFitted, Fitted
-from fedtmle.model import kernels
-from fedtmle.model.exact import Sums
-from fedtmle.model.parallel import mapped
 from fedtmle.model.problem import Estimate
 from fedtmle.model.submodel import AbstractSubmodel, GeneralisedLinear
 from fedtmle.model.submodels import GroupedLinear, LongRows
 from fedtmle.model.table import AnyTable, Table, people_blocks
-from fedtmle.model.types import Array, Bools, Family, RowBound, exponent
 from fedtmle.targets.effects.components import AbstractPopulation, AbstractRegime, Everyone
 from fedtmle.targets.effects.moments import (
     MomentColumns,
@@ -42,6 +38,10 @@ from fedtmle.targets.effects.prepare import Q_MARGIN, EffectColumns, arm_probabi
 from fedtmle.targets.long import AbstractLongProblem, History
 from fedtmle.targets.regimes.estimands import Shift
 from fedtmle.targets.regimes.timeline import Followed, PeriodView, Timeline
+from fedtmle_core import kernels
+from fedtmle_core.exact import Sums
+from fedtmle_core.parallel import mapped
+from fedtmle_core.types import Array, Bools, Family, RowBound, exponent
 
 # Sequential regression: weights from models of treatment and censoring, predictions period by period.
 #

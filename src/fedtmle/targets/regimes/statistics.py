@@ -10,9 +10,7 @@ from typing import TypeVar, final
 import numpy as np
 
 from fedtmle.initial.glm import AbstractResponse
-from fedtmle.model import kernels
 from fedtmle.model.table import AbstractBins, AnyTable, Group, Table, over_blocks
-from fedtmle.model.types import Array, IntArray, exponent
 from fedtmle.targets.effects.balance import ArmRows
 from fedtmle.targets.effects.prepare import EffectColumns, arm_probabilities
 from fedtmle.targets.effects.statistics import AbstractLaidOutColumns, Block, TallyLayout
@@ -20,6 +18,8 @@ from fedtmle.targets.long import AbstractLongArmWeights, OverProblem
 from fedtmle.targets.regimes.estimands import Shift
 from fedtmle.targets.regimes.problem import ChainFit, RegimeProblem, SequentialRules
 from fedtmle.targets.regimes.timeline import PeriodView, Timeline
+from fedtmle_core import kernels
+from fedtmle_core.types import Array, IntArray, exponent
 
 # The responses of the regressions of one period; tables are the rows of the period (`PeriodView`).
 

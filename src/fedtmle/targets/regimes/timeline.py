@@ -20,9 +20,9 @@ from typing import NamedTuple, final
 import numpy as np
 
 from fedtmle.errors import DataError
-from fedtmle.model import kernels
 from fedtmle.model.table import AnyTable, Factor, PerTable, StreamedTable, Table, seen_through
-from fedtmle.model.types import Array, Bools
+from fedtmle_core import kernels
+from fedtmle_core.types import Array, Bools
 
 LAG = re.compile(r"lag([1-9][0-9]*)_(.+)")
 

@@ -13,10 +13,10 @@ import numpy as np
 
 from fedtmle.defects import expect, expect_column, expect_integer, expect_number, label
 from fedtmle.errors import InputError, NumericalError
-from fedtmle.model.types import Array
 from fedtmle.targets.effects.components import AbstractPopulation, AbstractRegime, Component
 from fedtmle.targets.effects.estimands import AbstractEffect, Scale, Summary
 from fedtmle.targets.time.followup import PERIOD, FollowUp, Functional
+from fedtmle_core.types import Array
 
 MOST_PERIODS = 250
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from fedtmle.errors import DataError
 from fedtmle.model.table import Factor, Table
-from fedtmle.model.types import Array, IntArray
+from fedtmle_core.types import Array, IntArray
 
 PERIOD = "period"  # the name of the period in formulas: a number and, as C(period), a factor
 

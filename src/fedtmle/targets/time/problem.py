@@ -22,14 +22,10 @@ import numpy as np
 
 from fedtmle.errors import DataError
 from fedtmle.initial.crossfit import Fitted, Folds
-from fedtmle.model import kernels
-from fedtmle.model.exact import Sums
-from fedtmle.model.parallel import done, mapped
 from fedtmle.model.problem import Estimate
 from fedtmle.model.submodel import AbstractSubmodel, GeneralisedLinear
 from fedtmle.model.submodels import GroupedLinear, LongRows
 from fedtmle.model.table import AnyTable, PerTable, Table, people_blocks, people_slices
-from fedtmle.model.types import Array, Bools, Codes, Family, RowBound, exponent
 from fedtmle.targets.effects.components import AbstractPopulation, AbstractRegime
 from fedtmle.targets.effects.moments import (
     ClosingLayout,
@@ -39,6 +35,10 @@ from fedtmle.targets.effects.moments import (
 from fedtmle.targets.effects.prepare import EffectColumns, arm_probabilities
 from fedtmle.targets.long import AbstractLongProblem, History
 from fedtmle.targets.time.followup import FollowUp, Functional, Seen, covariates, payments, plug_in, reach
+from fedtmle_core import kernels
+from fedtmle_core.exact import Sums
+from fedtmle_core.parallel import done, mapped
+from fedtmle_core.types import Array, Bools, Codes, Family, RowBound, exponent
 
 # From a table and fitted hazards to the worlds of a time-to-event problem, at one silo.
 

@@ -11,9 +11,7 @@ from typing import TypeVar, final
 import numpy as np
 
 from fedtmle.initial.glm import AbstractResponse
-from fedtmle.model import kernels
 from fedtmle.model.table import AbstractBins, AnyTable, Group, Table, over_blocks
-from fedtmle.model.types import Array, IntArray, exponent
 from fedtmle.targets.effects.balance import ArmRows
 from fedtmle.targets.effects.moments import probability_bins, shown_arms
 from fedtmle.targets.effects.prepare import EffectColumns
@@ -27,6 +25,8 @@ from fedtmle.targets.effects.statistics import (
 from fedtmle.targets.long import AbstractLongArmWeights, OverProblem
 from fedtmle.targets.time.followup import FollowUp, Seen, grid_periods
 from fedtmle.targets.time.problem import People, TimeProblem
+from fedtmle_core import kernels
+from fedtmle_core.types import Array, IntArray, exponent
 
 # The responses of hazard models over person-periods, and hazards that are counted instead of modelled.
 

@@ -16,7 +16,7 @@ import numpy as np
 from numba import types
 from numba.extending import intrinsic, overload, register_jitable
 
-from fedtmle.model.kernels import _elementary, _primitives
+from fedtmle_core.kernels import _elementary, _primitives
 
 Function = TypeVar("Function", bound=Callable[..., object])
 

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from fedtmle.errors import ContributionError
-from fedtmle.model.exact import CHUNK, FINE_BITS, GRID_BITS, beyond_bound
-from fedtmle.model.kernels import Query, Rows, SumTerms, _elementary
-from fedtmle.model.types import Array, Bools, Bytes, Codes, Family, IntArray, Part
+from fedtmle_core.errors import ContributionError
+from fedtmle_core.exact import CHUNK, FINE_BITS, GRID_BITS, beyond_bound
+from fedtmle_core.kernels import Query, Rows, SumTerms, _elementary
+from fedtmle_core.types import Array, Bools, Bytes, Codes, Family, IntArray, Part
 
 MEAN: dict[Family, Callable[[Array], Array]] = {
     Family.LINEAR: np.ones_like,

@@ -15,7 +15,7 @@ from functools import cache, lru_cache
 from itertools import islice, pairwise
 from typing import TypeVar
 
-from fedtmle.errors import InputError
+from fedtmle_core.errors import InputError
 
 BLOCK = 65_536  # rows of a block: the interpreter's share is small, and temporaries stay in the cache
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtmle.model.types import Array, IntArray
+from fedtmle_core.types import Array, IntArray
 
 MAGIC = 6755399441055744.0  # 1.5 * 2^52: adding it rounds |x| <= 2^51 half to even, into the low bits
 MAGIC_BITS = 0x4338000000000000

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple, Protocol, TypeVar, cast, final
 
 import numpy as np
 
-from fedtmle.errors import InputError
-from fedtmle.model.exact import CHUNK, FINE_BITS, GRID_BITS, Layout, Sums, column_shifts, layout, total
-from fedtmle.model.types import (
+from fedtmle_core.errors import InputError
+from fedtmle_core.exact import CHUNK, FINE_BITS, GRID_BITS, Layout, Sums, column_shifts, layout, total
+from fedtmle_core.types import (
     Array,
     Bools,
     Bytes,
@@ -307,7 +307,7 @@ def _module() -> Backend:
 
 @cache
 def _imported(name: str) -> Backend:
-    return cast(Backend, importlib.import_module(f"fedtmle.model.kernels.{_MODULES[name]}"))
+    return cast(Backend, importlib.import_module(f"fedtmle_core.kernels.{_MODULES[name]}"))
 
 
 def _checked(name: str) -> str:

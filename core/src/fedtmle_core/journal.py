@@ -25,7 +25,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, Protocol, TypeAlias
 
-from fedtmle.errors import JournalError
+from fedtmle_core.errors import JournalError
 
 # JSON files of runs, kits and parties: a reader sees the old document or the new one, whole.
 

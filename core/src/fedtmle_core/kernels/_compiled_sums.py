@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedtmle.model.exact import CHUNK, FINE_BITS, GRID_BITS
-from fedtmle.model.kernels import BLOCK, CompiledRows, Fields, Grid, Query, SumTerms, _numpy
-from fedtmle.model.kernels._elementary import (
+from fedtmle_core.exact import CHUNK, FINE_BITS, GRID_BITS
+from fedtmle_core.kernels import BLOCK, CompiledRows, Fields, Grid, Query, SumTerms, _numpy
+from fedtmle_core.kernels._elementary import (
     NEAR,
     exp,
     expit,
@@ -28,10 +28,10 @@ from fedtmle.model.kernels._elementary import (
     poisson_far,
     poisson_near,
 )
-from fedtmle.model.kernels._jit import array_at, jit, pointer_to
-from fedtmle.model.kernels._primitives import MAGIC, MAGIC_BITS, bits, from_bits, select
-from fedtmle.model.parallel import shared
-from fedtmle.model.types import Array, Bytes, Family, IntArray
+from fedtmle_core.kernels._jit import array_at, jit, pointer_to
+from fedtmle_core.kernels._primitives import MAGIC, MAGIC_BITS, bits, from_bits, select
+from fedtmle_core.parallel import shared
+from fedtmle_core.types import Array, Bytes, Family, IntArray
 
 LIMIT = 2.0**GRID_BITS
 FINE = 2.0**FINE_BITS

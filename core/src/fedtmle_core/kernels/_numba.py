@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from fedtmle.model.kernels import BLOCK, CompiledRows, Fields, Rows
-from fedtmle.model.kernels._compiled_sums import (
+from fedtmle_core.kernels import BLOCK, CompiledRows, Fields, Rows
+from fedtmle_core.kernels._compiled_sums import (
     SERIAL_ROWS,
     add_multiple,
     column_chunks,
@@ -25,11 +25,11 @@ from fedtmle.model.kernels._compiled_sums import (
     scale,
     set_mean,
 )
-from fedtmle.model.kernels._elementary import exp, expit, log, logit, logit_inside, softplus
-from fedtmle.model.kernels._jit import jit
-from fedtmle.model.kernels._primitives import select
-from fedtmle.model.parallel import shared
-from fedtmle.model.types import Array, Bools, Bytes, Codes, IntArray
+from fedtmle_core.kernels._elementary import exp, expit, log, logit, logit_inside, softplus
+from fedtmle_core.kernels._jit import jit
+from fedtmle_core.kernels._primitives import select
+from fedtmle_core.parallel import shared
+from fedtmle_core.types import Array, Bools, Bytes, Codes, IntArray
 
 __all__ = [
     "add_multiple",

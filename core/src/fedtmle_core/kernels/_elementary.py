@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedtmle.model.kernels._primitives import MAGIC, MAGIC_BITS, bits, from_bits, select
-from fedtmle.model.types import Array, IntArray
+from fedtmle_core.kernels._primitives import MAGIC, MAGIC_BITS, bits, from_bits, select
+from fedtmle_core.types import Array, IntArray
 
 INVERSE_LN2 = 1.4426950408889634
 LN2_HIGH = 0.6931471803691238  # 32 bits, so that k * LN2_HIGH is exact for every exponent k

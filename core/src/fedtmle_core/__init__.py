@@ -1,0 +1,1 @@
+"""The part of `fedtmle` that a hospital trusts with its records; it imports nothing of the rest."""
