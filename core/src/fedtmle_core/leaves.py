@@ -202,7 +202,7 @@ class Level(Term):
         return 0.0, 1.0
 
     def values(self, parts: Sequence[Array], rows: Rows) -> Array:
-        return (rows.codes(self.name) == self.code).astype(np.float64)
+        return np.asarray((rows.codes(self.name) == self.code).astype(np.float64))
 
 
 @final
@@ -265,7 +265,7 @@ class Fold(Term):
         return 0.0, 1.0
 
     def values(self, parts: Sequence[Array], rows: Rows) -> Array:
-        return (rows.fold(self.folds, self.seed, self.cluster) == self.fold).astype(np.float64)
+        return np.asarray((rows.fold(self.folds, self.seed, self.cluster) == self.fold).astype(np.float64))
 
 
 @final
