@@ -38,7 +38,7 @@ fuzz: $(READY)  ## every decoder, guided by coverage; needs a Python that atheri
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $@ --requirement $<
 
 noise: .peers  ## the sampler of noise against its law and OpenDP, its accounting against dp-accounting
-	PYTHONPATH=.peers $(BIN)/pytest tests/model/test_noise.py tests/model/test_budget.py
+	PYTHONPATH=.peers $(BIN)/pytest core/tests/test_noise.py tests/model/test_budget.py
 
 browser:  ## the browser that the tests of pages use, where it may be installed
 	@command -v chromium >/dev/null && command -v chromedriver >/dev/null || \
@@ -94,6 +94,7 @@ format: $(READY)  ## rewrite the files as `lint` wants them
 
 types: $(READY)
 	$(BIN)/mypy
+	$(BIN)/mypy core/tests  # modules without a package, which a list of packages cannot name
 
 rings: $(READY)  ## imports point inward
 	$(BIN)/lint-imports

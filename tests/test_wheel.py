@@ -48,6 +48,11 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
     return build(ROOT, tmp_path_factory.mktemp("wheel"))
 
 
+@pytest.fixture(scope="module")
+def core(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
+    return build(ROOT / "core", tmp_path_factory.mktemp("core"))
+
+
 def test_it_has_the_whole_package_and_nothing_of_the_paper(wheel: zipfile.ZipFile) -> None:
     names = {name for name in wheel.namelist() if ".dist-info/" not in name}
     shipped = {
@@ -64,6 +69,20 @@ def test_it_has_the_whole_package_and_nothing_of_the_paper(wheel: zipfile.ZipFil
         assert b"fedtmle_paper" not in wheel.read(name), name
 
 
+def test_the_wheel_of_the_core_has_the_core_alone(core: zipfile.ZipFile) -> None:
+    names = {name for name in core.namelist() if ".dist-info/" not in name}
+    shipped = {
+        path.relative_to(ROOT / "core/src").as_posix()
+        for path in (ROOT / "core/src/fedtmle_core").rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    assert "fedtmle_core/py.typed" in shipped
+    assert names == shipped
+    (metadata,) = (name for name in core.namelist() if name.endswith(".dist-info/METADATA"))
+    needed = re.findall(r"^Requires-Dist: ([\w-]+)", core.read(metadata).decode(), flags=re.MULTILINE)
+    assert sorted(needed) == ["cryptography", "msgspec", "numpy"]
+
+
 def test_it_declares_no_command_of_the_paper(wheel: zipfile.ZipFile) -> None:
     (points,) = (name for name in wheel.namelist() if name.endswith("entry_points.txt"))
     assert wheel.read(points).decode().split() == ["[console_scripts]", "fedtmle", "=", "fedtmle.cli:main"]
@@ -75,13 +94,14 @@ def test_the_wheel_of_the_paper_has_the_paper_alone(tmp_path: Path) -> None:
     assert {f"fedtmle_paper/{name}.py" for name in PAPER} <= names
 
 
-def test_it_works_alone(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
-    """In an environment with the dependencies; editable installs are not seen through a path file."""
+def test_it_works_alone(wheel: zipfile.ZipFile, core: zipfile.ZipFile, tmp_path: Path) -> None:
+    """With its core and the dependencies; editable installs are not seen through a path file."""
     venv.create(tmp_path, with_pip=False)
     python = tmp_path / "bin/python"
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     site = tmp_path / "lib" / version / "site-packages"
-    wheel.extractall(site)
+    for each in (core, wheel):
+        each.extractall(site)
     # Path files of the other folders are not followed, so what is installed as editable stays out.
     folders = [path for path in sys.path if path.endswith("site-packages")]
     assert sysconfig.get_paths()["purelib"] in folders
@@ -112,13 +132,12 @@ def test_it_installs_into_a_clean_environment(version: str, tmp_path: Path) -> N
     python = shutil.which(f"python{version}")
     if python is None or subprocess.run([python, "--version"], check=False).returncode:  # noqa: S603
         pytest.skip(f"this machine has no Python {version}")
-    build(ROOT, tmp_path)
-    (wheel,) = tmp_path.glob("*.whl")
+    wheels = [build(project, tmp_path / project.name).filename for project in (ROOT / "core", ROOT)]
     place = tmp_path / "environment"
     constraints = str(ROOT / "constraints.txt")
     for command in (
         [python, "-m", "venv", str(place)],
-        [f"{place}/bin/pip", "install", "--quiet", "--constraint", constraints, str(wheel)],
+        [f"{place}/bin/pip", "install", "--quiet", "--constraint", constraints, *map(str, wheels)],
         [f"{place}/bin/fedtmle", "init", "example"],
         [f"{place}/bin/fedtmle", "run", "example/study.toml", "--quiet", "--out", "result.json"],
     ):

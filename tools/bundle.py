@@ -64,10 +64,11 @@ def bundle(folder: Path, versions: Sequence[str]) -> dict[str, str]:
     """Write a bundle into a new folder; return for each version of Python what is missing, "" if nothing."""
     wheels = folder / "wheels"
     wheels.mkdir(parents=True)
-    _run("hatchling", "build", "--target", "wheel", "--directory", str(wheels.absolute()))
-    (own,) = wheels.glob("fedtmle-*.whl")
+    for project in (ROOT / "core", ROOT):
+        _run("hatchling", "build", "--target", "wheel", "--directory", str(wheels.absolute()), folder=project)
+    (core,), (own,) = wheels.glob("fedtmle_core-*.whl"), wheels.glob("fedtmle-*.whl")
     # For this Python: downloads wheels, and builds those that are published as source only.
-    _run("pip", "wheel", *_common(wheels), "--wheel-dir", str(wheels), f"{own}[flare,databases]")
+    _run("pip", "wheel", *_common(wheels), "--wheel-dir", str(wheels), str(core), f"{own}[flare,databases]")
     found = {}
     for version in versions:
         found[version] = _download(wheels, version)
@@ -152,8 +153,8 @@ def _sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def _run(*words: str) -> None:
-    subprocess.run([sys.executable, "-m", *words], cwd=ROOT, check=True)  # noqa: S603 - pip, hatchling
+def _run(*words: str, folder: Path = ROOT) -> None:
+    subprocess.run([sys.executable, "-m", *words], cwd=folder, check=True)  # noqa: S603 - pip, hatchling
 
 
 if __name__ == "__main__":

@@ -80,7 +80,7 @@ CLOSING = "tests/protocol/test_closing.py"
 DIFFERENCES = "tests/attacks/test_differences.py"
 LOWERED = "tests/protocol/test_guard.py tests/studies/test_lowered.py"
 MASKS = "tests/protocol/test_masks.py"
-NOISE = "tests/model/test_noise.py tests/effects/test_noisy_sums.py"
+NOISE = "core/tests/test_noise.py tests/model/test_shares.py tests/effects/test_noisy_sums.py"
 
 MUTATIONS: tuple[Mutation, ...] = (
     *_many(

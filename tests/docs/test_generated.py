@@ -110,6 +110,8 @@ def test_pages_keep_to_one_word_per_concept() -> None:
     texts = {page: (DOCS / page).with_suffix(".md") for page in written_pages() if page != "glossary"}
     texts |= {name: ROOT / name for name in ("README.md", "CONTRIBUTING.md")}
     texts |= {path.relative_to(ROOT).as_posix(): path for path in (ROOT / "src").rglob("*.py")}
+    core = (ROOT / "core/src").rglob("*.py")
+    texts |= {path.relative_to(ROOT).as_posix(): path for path in core}
     for name, path in texts.items():
         text = " ".join(path.read_text(encoding="utf-8").split()).lower()
         assert [phrase for phrase in banned if phrase in text] == [], name

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 
 import numpy as np
-from fedtmle_core.types import Array
 from numpy.typing import NDArray
+
+from fedtmle_core.types import Array
 
 _GOLDEN = 0x9E3779B97F4A7C15  # 2^64 over the golden ratio, odd
 _MIXERS = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))  # SplitMix64's

@@ -15,6 +15,7 @@ from operator import add
 from typing import TypeVar, final
 
 import numpy as np
+
 from fedtmle_core import graph, kernels
 from fedtmle_core.blocks import Block, Cells, Intervals, Lattice, Moments, Score
 from fedtmle_core.exact import Sums, column_shifts

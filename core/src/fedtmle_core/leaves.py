@@ -13,6 +13,7 @@ from itertools import pairwise
 from typing import final
 
 import numpy as np
+
 from fedtmle_core import kernels
 from fedtmle_core.dictionary import Dictionary, Interval
 from fedtmle_core.errors import InputError

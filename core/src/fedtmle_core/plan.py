@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import TypeAlias, final
 
 import msgspec
+
 from fedtmle_core import graph
 from fedtmle_core.blocks import AbstractBlock, Block, Cells, Intervals, Layer, Moments, Score
 from fedtmle_core.dictionary import Categorical, Dictionary, Identifier, Numeric

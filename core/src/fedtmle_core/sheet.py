@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import final
 
 import numpy as np
+
 from fedtmle_core.dictionary import Categorical, Dictionary, Identifier, Numeric
 from fedtmle_core.draws import stream_key, uniforms
 from fedtmle_core.errors import DataError

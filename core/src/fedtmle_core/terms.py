@@ -29,6 +29,7 @@ from typing import Protocol, final
 
 import msgspec
 import numpy as np
+
 from fedtmle_core import kernels
 from fedtmle_core.dictionary import Dictionary, Interval
 from fedtmle_core.errors import InputError

@@ -368,13 +368,13 @@ def build(project: Path, out: Path) -> Path:
 @pytest.mark.slow
 @pytest.mark.timeout(3600)  # the compiled kernels are made anew
 def test_a_clean_environment_runs_the_study(tmp_path: Path) -> None:
-    """Both wheels in an environment of their own; the dependencies are this environment's."""
+    """The wheels in an environment of their own; the dependencies are this environment's."""
     path = write_study(tmp_path / "study")
     place = tmp_path / "clean"
     venv.create(place, with_pip=False)
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     site = place / "lib" / version / "site-packages"
-    for project in (ROOT, ROOT / "examples/late"):
+    for project in (ROOT / "core", ROOT, ROOT / "examples/late"):
         with zipfile.ZipFile(build(project, tmp_path / f"wheel-{project.name}")) as archive:
             archive.extractall(site)
     environment = {

@@ -25,13 +25,14 @@ def uniform(low: float, high: float, n: int = 100_000) -> Array:
     return rng().uniform(low, high, n)
 
 
-def long_softplus(x: np.ndarray) -> np.ndarray:
-    return np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x)))
+def long_softplus(x: Array) -> Array:
+    return np.asarray(np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x))))
 
 
-def long_logit(p: np.ndarray) -> np.ndarray:
+def long_logit(p: Array) -> Array:
     central = np.clip(2 * p - 1, -0.5, 0.5)
-    return np.where(np.abs(2 * p - 1) < 0.5, 2 * np.arctanh(central), np.log(p) - np.log1p(-p))
+    near = np.abs(2 * p - 1) < 0.5
+    return np.asarray(np.where(near, 2 * np.arctanh(central), np.log(p) - np.log1p(-p)))
 
 
 def ulps(got: Array, want: np.ndarray) -> float:

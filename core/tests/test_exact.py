@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.premise import Premise
 
-from fedtmle.errors import ContributionError
+from fedtmle_core.errors import ContributionError
 from fedtmle_core.exact import (
     CHUNK,
     GRID_BITS,
@@ -20,7 +21,6 @@ from fedtmle_core.exact import (
 )
 from fedtmle_core.kernels import column_sums
 from fedtmle_core.types import Part, RowBound
-from tests.premise import Premise
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 

@@ -8,8 +8,8 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from fedtmle.errors import ContributionError, InputError
 from fedtmle_core import kernels, parallel
+from fedtmle_core.errors import ContributionError, InputError
 from fedtmle_core.exact import CHUNK, Sums, beyond_bound, query_shifts
 from fedtmle_core.kernels import OUTSIDE, binned_sums, column_sums
 from fedtmle_core.types import Array, Family, Part, RowBound, UnitScaled
