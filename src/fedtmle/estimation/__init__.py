@@ -1,0 +1,1 @@
+"""Programs outside the core: they ask questions, see totals over all hospitals, and never a record."""
