@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from typing import TypeAlias, final
-
-import msgspec
+from typing import final
 
 from fedtmle_core import graph
-from fedtmle_core.blocks import AbstractBlock, Block, Cells, Intervals, Layer, Moments, Score
-from fedtmle_core.dictionary import Categorical, Dictionary, Identifier, Numeric
+from fedtmle_core.blocks import Block, Intervals
+from fedtmle_core.dictionary import Dictionary
 from fedtmle_core.errors import InputError
 from fedtmle_core.terms import ONE, Term
-
-Plain: TypeAlias = object
 
 MOST_PEOPLE = 1 << 40  # of all hospitals together: totals of 40 + 90 bits still take 17 bytes
 LEAST_FLOOR = 1
@@ -67,34 +63,11 @@ class Plan:
         graph.intervals((*self.columns, *self.responses, *self.groups), self.dictionary)
 
     @cached_property
-    def document(self) -> bytes:
-        """The plan's one form as bytes."""
-        nodes, roots = graph.encode((*self.columns, *self.responses, *self.groups))
-        named = {each.name: getattr(self, each.name) for each in fields(self)}
-        named |= {
-            "dictionary": [_variable(variable) for variable in self.dictionary.variables],
-            "columns": len(self.columns),
-            "responses": len(self.responses),
-            "groups": len(self.groups),
-            "members": [[member.name, member.signing, member.exchange] for member in self.members],
-            "terms": [nodes, roots],
-        }
-        return msgspec.msgpack.encode(named, order="deterministic")
-
-    @cached_property
     def digest(self) -> bytes:
-        """SHA-256 of the document."""
-        return hashlib.sha256(b"fedtmle plan" + self.document).digest()
+        """SHA-256 of the plan's document."""
+        from fedtmle_core.documents import write_plan
 
-
-def _variable(variable: Numeric | Categorical | Identifier) -> list[Plain]:
-    match variable:
-        case Numeric():
-            return ["number", variable.name, variable.low, variable.high]
-        case Categorical():
-            return ["levels", variable.name, list(variable.levels)]
-        case Identifier():
-            return ["identifier", variable.name, variable.largest]
+        return hashlib.sha256(b"fedtmle plan" + write_plan(self)).digest()
 
 
 @final
@@ -123,17 +96,11 @@ class Question:
         return tuple(term for block in self.blocks for term in block.terms)
 
     @cached_property
-    def document(self) -> bytes:
-        """The question's one form as bytes."""
-        nodes, roots = graph.encode(self.terms)
-        noise = None if self.noise is None else [str(self.noise.numerator), str(self.noise.denominator)]
-        content = [nodes, roots, [_shape(block) for block in self.blocks], self.is_judged, noise]
-        return msgspec.msgpack.encode(content)
-
-    @cached_property
     def digest(self) -> bytes:
-        """SHA-256 of the document."""
-        return hashlib.sha256(b"fedtmle question" + self.document).digest()
+        """SHA-256 of the question's document."""
+        from fedtmle_core.documents import write_question
+
+        return hashlib.sha256(b"fedtmle question" + write_question(self)).digest()
 
     def intervals(self, plan: Plan) -> Intervals:
         """Return the public interval of each term."""
@@ -145,28 +112,3 @@ class Question:
         for block in self.blocks:
             found += [Lane(reach) for reach in block.reaches(intervals, plan.people)]
         return tuple(found)
-
-
-def _shape(block: AbstractBlock) -> list[Plain]:
-    """Return what a block adds to its terms, as plain data; terms are counted, and listed in their order."""
-    match block:
-        case Score():
-            lattice = block.lattice
-            return [
-                "score",
-                int(block.family),
-                [_layer(layer) for layer in block.layers],
-                list(block.at),
-                block.part.value,
-                None if lattice is None else [lattice.places, None if lattice.C is None else list(lattice.C)],
-            ]
-        case Moments():
-            return ["moments", len(block.columns), [list(pair) for pair in block.products], block.places]
-        case Cells():
-            return ["cells", list(block.edges), len(block.groups), len(block.sums), block.places]
-    raise TypeError("a question has blocks of three shapes")
-
-
-def _layer(layer: Layer) -> list[Plain]:
-    present = [layer.offset is not None, layer.y is not None, layer.w is not None]
-    return [len(layer.X), list(layer.factors), present]
