@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from fedtmle_core.dictionary import Categorical, Dictionary, Identifier, Numeric
-from fedtmle_core.leaves import BSpline, Between, Draw, Fold, Known, Level, Log, Number, Power, Root, Spline
+from fedtmle_core.leaves import Between, BSpline, Draw, Fold, Known, Level, Log, Number, Power, Root, Spline
 from fedtmle_core.sheet import Sheet
 from fedtmle_core.terms import Apply, ByCluster, Constant, Kept, Pick, Softmax, Sum, Term, product
 

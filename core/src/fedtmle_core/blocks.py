@@ -136,9 +136,9 @@ class Score(AbstractBlock):
         return query_shifts(self.bound(intervals), _array(self.at), self.part)
 
     def reaches(self, intervals: Intervals, people: int) -> list[int]:
+        largest = [math.ldexp(1.0, GRID_BITS - shift) for shift in self.shifts(intervals)]
         if self.lattice is None:
             return [people << GRID_BITS] * self.width
-        largest = [math.ldexp(1.0, GRID_BITS - shift) for shift in self.shifts(intervals)]
         rows = self.lattice.C or tuple(
             tuple(float(j == k) for k in range(self.width)) for j in range(self.width)
         )

@@ -38,6 +38,8 @@ from fedtmle_core.types import Array, Codes, Family, IntArray, Scaled, first
 
 DIGEST = 16  # bytes: nobody finds two terms with one digest by chance, and an author gains nothing by it
 SLACK = 8  # units in the last place by which a computed end may err: the kernels' functions err by 3 at most
+UNIT = 2.0**-52  # of 1 in the last place
+PLAIN = 2.0**10  # multiples of 1/PLAIN below PLAIN: products and sums of a few million of them are exact
 FEW = 4  # parts of a sum up to which single additions are as fast as one pass
 
 
@@ -189,10 +191,19 @@ class Sum(Term):
         return self.terms
 
     def interval(self, parts: Sequence[Interval], dictionary: Dictionary) -> Interval:
-        if len(self.terms) != len(self.factors):
-            raise InputError("a sum has as many factors as terms")
+        if not self.terms or len(self.terms) != len(self.factors):
+            raise InputError("a sum has terms, and as many factors")
         scaled = [_hull(f * low, f * high) for f, (low, high) in zip(self.factors, parts, strict=True)]
-        return _outward(math.fsum(low for low, _ in scaled), math.fsum(high for _, high in scaled))
+        magnitude = sum(max(abs(low), abs(high)) for low, high in scaled)
+        if not math.isfinite(magnitude):
+            raise InputError("a sum has no finite bound")
+        low, high = (math.fsum(end) for end in zip(*scaled, strict=True))
+        ends = (*self.factors, *(end for part in parts for end in part))
+        if all(map(_is_plain, ends)):
+            return low, high
+        # Each of k additions and products errs by half a unit in the last place of what it adds up to.
+        error = (len(parts) + SLACK) * UNIT * magnitude
+        return low - error, high + error
 
     def values(self, parts: Sequence[Array], rows: Rows) -> Array:
         if len(parts) > FEW:
@@ -235,7 +246,8 @@ class Product(Term):
         result: Interval = (1.0, 1.0)
         for low, high in parts:
             result = _hull(result[0] * low, result[0] * high, result[1] * low, result[1] * high)
-        return _outward(*result)
+            result = result if all(map(_is_plain, (*result, low, high))) else _outward(*result)
+        return result
 
     def values(self, parts: Sequence[Array], rows: Rows) -> Array:
         result = parts[0]
@@ -419,15 +431,18 @@ class Kept(Term):
         return parts[0]
 
 
+def _is_plain(end: float) -> bool:
+    """Return whether arithmetic with this number is exact, as with the levels of an indicator."""
+    return abs(end) <= PLAIN and (end * PLAIN).is_integer()
+
+
 def _hull(*ends: float) -> Interval:
     return min(ends), max(ends)
 
 
 def _outward(low: float, high: float, *, least: float = -math.inf, most: float = math.inf) -> Interval:
     """Return an interval moved outward by the error of its computed ends, within known ends."""
-    if low != high or low != round(low):  # small integers are exact
-        for _ in range(SLACK):
-            low, high = math.nextafter(low, -math.inf), math.nextafter(high, math.inf)
+    low, high = low - SLACK * UNIT * abs(low), high + SLACK * UNIT * abs(high)
     if not (math.isfinite(low) and math.isfinite(high)):
         raise InputError("a term has no finite bound")
     return max(low, least), min(high, most)
