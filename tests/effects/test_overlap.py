@@ -195,7 +195,7 @@ def test_the_guard_judges_every_root_of_the_products_that_a_ladder_tells(target:
 
 
 def test_at_the_studys_own_bound_the_ladder_is_the_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedtmle.targets.effects.balance.MULTIPLES", (1.0,))
+    monkeypatch.setattr("fedtmle.targets.diagnostics.MULTIPLES", (1.0,))
     result = ft.run(study(ft.RR), silos(people(900, 6, slope=2.0)))
     (rung,) = result.document["ladder"]
     own, again = result.document["estimates"][0], rung["estimates"][0]

@@ -14,19 +14,24 @@ from fedtmle.initial.superlearner import formulas
 from fedtmle.model.linear import dot
 from fedtmle.model.problem import Calibration
 from fedtmle.programs.study import Study
-from fedtmle.protocol.bins import BinsQuery, PooledBin
+from fedtmle.protocol.bins import BinsQuery
 from fedtmle.protocol.query import Flow, JointQuery, Phase, Query
 from fedtmle.protocol.regression import FitCurvatureQuery
 from fedtmle.protocol.sums import TallyQuery
+from fedtmle.targets.diagnostics import (
+    Balance,
+    Covariate,
+    Diagnostics,
+    OutcomeFit,
+    Overlap,
+    ladder_bounds,
+    named_histograms,
+)
 from fedtmle.targets.effects.balance import (
     AbstractArmWeights,
-    Balance,
     BalanceBins,
     CleverWeights,
-    Covariate,
     LadderColumns,
-    Rung,
-    ladder_bounds,
 )
 from fedtmle.targets.effects.components import Static
 from fedtmle.targets.effects.prepare import Preparation
@@ -38,26 +43,12 @@ from fedtmle.targets.effects.statistics import (
     PredictionMoments,
     PropensityBins,
     TruncationBins,
-    histogram_pairs,
 )
 from fedtmle_core.types import Array
 
 BIN_PLACES = 6  # binary places of a sum over a bin: enough for a figure
 SCALE_BITS = 36  # bits of the fluctuation's curvature below its bound for one row
 DECILES = tuple(NormalDist().inv_cdf(k / 10) for k in range(1, 10))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Overlap:
-    """Overlap from pooled sums; ``truncated`` is over the silos that disclose theirs."""
-
-    truncated: tuple[int, ...]  # rows whose g pi is below the bound, per arm
-    disclosing: tuple[int, ...]  # silos that disclose their count, per arm; the others have too few rows
-    effective_sizes: tuple[float, ...]  # (sum H)^2 / sum H^2 of those observed, per component
-    # Mean and standard deviation of Q(A, W) on the unit scale, over the silos that disclose them.
-    predicted: tuple[float, float]
-    largest_shares: tuple[float, ...] = ()  # a bound of max H / sum H, per component; of times, none
-    mean_squares: tuple[float, ...] = ()  # sum H^2 / n, per component; of times, none
 
 
 def find_overlap(
@@ -159,42 +150,6 @@ def _refuse_no_overlap(preparation: Preparation, truncated: tuple[int, ...], n: 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Histogram:
-    """P(arm ``of`` | W) among those in ``arm``, between consecutive `PROBABILITY_EDGES`."""
-
-    of: str
-    arm: str
-    bins: tuple[PooledBin, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class OutcomeFit:
-    """How well Q(A, W) predicts the outcomes that were observed, on the unit scale.
-
-    ``r_squared`` and ``deviance`` (the share explained, of a binary outcome) are before and after
-    targeting; ``residual_variance`` is the mean of (y - Q)^2 before and after, ``variance`` that of y.
-    A calibration bin has the sums of w, w y, w Q before and w Q after.
-    """
-
-    r_squared: tuple[float, float]
-    deviance: tuple[float, float] | None
-    variance: float
-    residual_variance: tuple[float, float]
-    edges: tuple[float, ...]  # inner edges, of Q before targeting
-    calibration: tuple[PooledBin, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Diagnostics:
-    """Overlap, how well the outcome model predicts, and the estimate under other bounds on g."""
-
-    overlap: tuple[Histogram, ...]
-    fit: OutcomeFit
-    ladder: tuple[Rung, ...]
-    balance: tuple[Balance, ...] | None  # None without static arms, or without covariates
-
-
-@dataclass(frozen=True, kw_only=True)
 class Comparisons:
     """The comparisons of the diagnostics that do not depend on the law; they are made once."""
 
@@ -280,14 +235,6 @@ def study_covariates(study: Study) -> tuple[Covariate, ...]:
             shown = levels[1:] if len(levels) == 2 else levels
             covariates += [Covariate(name=name, level=level, levels=levels) for level in shown]
     return tuple(covariate for covariate in covariates if covariate.high > covariate.low)
-
-
-def named_histograms(bins: Sequence[tuple[PooledBin, ...]], arms: Sequence[str]) -> tuple[Histogram, ...]:
-    """Return the histograms of propensity scores with the names of their arms."""
-    pairs = histogram_pairs(len(arms))
-    return tuple(
-        Histogram(of=arms[a], arm=arms[b], bins=pooled) for (a, b), pooled in zip(pairs, bins, strict=True)
-    )
 
 
 def diagnose(

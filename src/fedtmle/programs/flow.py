@@ -21,7 +21,7 @@ from fedtmle.initial.glm import Supplied
 from fedtmle.model.budget import Privacy
 from fedtmle.model.problem import Estimate
 from fedtmle.model.table import AnyTable, Table, numbered, with_silo, without_missing
-from fedtmle.programs.diagnostics import Comparisons, Diagnostics, Overlap, diagnose, find_balance
+from fedtmle.programs.diagnostics import Comparisons, diagnose, find_balance
 from fedtmle.programs.imputation import combined_silos, impute, pool_estimates
 from fedtmle.programs.missing import (
     Levels,
@@ -89,7 +89,7 @@ from fedtmle.protocol.flows import attempted, both, through, together, with_clos
 from fedtmle.protocol.outcome import Certificate, Outcome, Status, Targeted
 from fedtmle.protocol.plan import AbstractProgram
 from fedtmle.protocol.query import Flow, Phase
-from fedtmle.targets.effects.balance import Balance
+from fedtmle.targets.diagnostics import Balance, Diagnostics, Overlap
 from fedtmle.targets.effects.components import Component
 from fedtmle.targets.effects.estimands import AbstractEffect
 from fedtmle.targets.effects.noisy import OneStepColumns

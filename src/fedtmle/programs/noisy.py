@@ -27,12 +27,12 @@ from fedtmle.initial.glm import GLM, FittedGLM, Levels, Supplied
 from fedtmle.model.budget import epsilon_of
 from fedtmle.model.linear import congruence, eigen, multiply
 from fedtmle.model.problem import Estimate
-from fedtmle.programs.diagnostics import Overlap
 from fedtmle.programs.noisy_fit import Coefficients, Population
 from fedtmle.programs.nuisance import effect_columns
 from fedtmle.programs.study import Study
 from fedtmle.protocol.query import Flow, Phase
 from fedtmle.protocol.sums import NoisySums
+from fedtmle.targets.diagnostics import Overlap
 from fedtmle.targets.effects.noisy import (
     COUNT_SCALE,
     TRUNCATED_SCALE,

@@ -15,7 +15,7 @@ from fedtmle.initial.crossfit import Fitted, SuppliedPrediction, SuppliedProbabi
 from fedtmle.initial.design import range_exponent
 from fedtmle.initial.glm import Supplied
 from fedtmle.model.table import SILO, AnyTable, with_silo
-from fedtmle.programs.diagnostics import Histogram, Overlap, find_overlap, named_histograms
+from fedtmle.programs.diagnostics import find_overlap
 from fedtmle.programs.fitting import Fitting
 from fedtmle.programs.missing import Levels
 from fedtmle.programs.nuisance import Regression, effect_columns, regressions
@@ -37,6 +37,7 @@ from fedtmle.protocol.outcome import Described, Outcome, SiteTest
 from fedtmle.protocol.plan import AbstractProgram
 from fedtmle.protocol.query import CountCell, Flow
 from fedtmle.protocol.sums import TallyQuery
+from fedtmle.targets.diagnostics import Histogram, Overlap, named_histograms
 from fedtmle.targets.effects.components import PooledWeights, component_blocks
 from fedtmle.targets.effects.prepare import EffectColumns, Preparation
 from fedtmle.targets.effects.problem import EffectProblem

@@ -41,7 +41,7 @@ from fedtmle.protocol.bins import BinsQuery, PooledBin
 from fedtmle.protocol.flows import ViewedQuery, through, together
 from fedtmle.protocol.query import CountCell, Flow, JointQuery, Phase, Query
 from fedtmle.protocol.sums import SumsQuery, TallyQuery
-from fedtmle.targets.effects.balance import Balance
+from fedtmle.targets.diagnostics import Balance
 from fedtmle.targets.effects.components import AbstractPopulation, Component, PooledWeights
 from fedtmle.targets.effects.estimands import AbstractEffect
 from fedtmle.targets.effects.prepare import EffectColumns

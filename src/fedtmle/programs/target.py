@@ -16,7 +16,6 @@ from typing import Any, ClassVar
 from fedtmle.errors import InputError
 from fedtmle.initial.crossfit import Fitted
 from fedtmle.model.problem import Estimate
-from fedtmle.programs.diagnostics import Overlap
 from fedtmle.programs.fitting import Fitting
 from fedtmle.programs.missing import MissingCounts
 from fedtmle.programs.nuisance import Regression, regressions
@@ -24,6 +23,7 @@ from fedtmle.programs.sites import ComparedSilos
 from fedtmle.programs.study import Study
 from fedtmle.programs.superlearner import begin_fits, fit_together
 from fedtmle.protocol.query import Flow, Problem
+from fedtmle.targets.diagnostics import Overlap
 from fedtmle.targets.effects.components import Component, Everyone, Static
 from fedtmle.targets.effects.estimands import AbstractEffect, Summary
 from fedtmle.targets.effects.prepare import ArmResponse, EffectColumns

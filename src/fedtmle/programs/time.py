@@ -19,7 +19,6 @@ from fedtmle.initial.design import range_exponent
 from fedtmle.initial.glm import Supplied
 from fedtmle.initial.superlearner import used_columns
 from fedtmle.model.problem import Estimate
-from fedtmle.programs.diagnostics import Histogram, named_histograms
 from fedtmle.programs.fitting import Fitting
 from fedtmle.programs.imputation import pool_estimates
 from fedtmle.programs.missing import Levels, MissingCounts
@@ -32,7 +31,7 @@ from fedtmle.protocol.flows import both
 from fedtmle.protocol.outcome import Outcome, Targeted
 from fedtmle.protocol.query import CountCell, Flow, JointQuery, Phase, Query
 from fedtmle.protocol.sums import PresenceQuery, TallyQuery
-from fedtmle.targets.effects.balance import Balance
+from fedtmle.targets.diagnostics import Balance, Histogram, named_histograms
 from fedtmle.targets.effects.components import Component, PooledWeights
 from fedtmle.targets.effects.estimands import AbstractEffect
 from fedtmle.targets.effects.prepare import EffectColumns

@@ -26,14 +26,12 @@ from fedtmle.initial.superlearner import (
 )
 from fedtmle.initial.variables import Variables
 from fedtmle.layout import Document
-from fedtmle.programs.diagnostics import Histogram, OutcomeFit
 from fedtmle.programs.flow import Details, StudyDetails, study_details
 from fedtmle.programs.imputation import MultiplyImputed
 from fedtmle.programs.regimes import RegimeDetails
 from fedtmle.programs.study import Study
 from fedtmle.programs.target import AbstractTarget
 from fedtmle.programs.time import TimeDetails
-from fedtmle.protocol.bins import PooledBin
 from fedtmle.protocol.outcome import SiteTest, Status
 from fedtmle.protocol.plan import Plan, provenance
 from fedtmle.protocol.policy import lowered_limit
@@ -62,8 +60,8 @@ from fedtmle.runtime.result import Result
 from fedtmle.runtime.rows import LocalOutcome
 from fedtmle.runtime.session import Finished
 from fedtmle.studyfile.file import study_of
+from fedtmle.targets.diagnostics import PROBABILITY_EDGES, AnyBin, Histogram, OutcomeFit
 from fedtmle.targets.effects.estimands import AbstractEffect
-from fedtmle.targets.effects.moments import PROBABILITY_EDGES
 from fedtmle.version import __version__
 from fedtmle_core.types import Response
 
@@ -584,7 +582,7 @@ def histogram_document(histogram: Histogram, silos: int) -> Document:
     }
 
 
-def _counts(bins: Sequence[PooledBin]) -> list[int | None]:
+def _counts(bins: Sequence[AnyBin]) -> list[int | None]:
     return [cell.count if cell.silos else None for cell in bins]
 
 
@@ -595,7 +593,7 @@ def _fit_document(fit: OutcomeFit, study: Study, silos: int) -> Document:
     def on_outcome_scale(share: float) -> float:
         return low + (high - low) * share
 
-    def mean(k: int) -> Callable[[PooledBin], float | None]:
+    def mean(k: int) -> Callable[[AnyBin], float | None]:
         return lambda cell: (
             on_outcome_scale(cell.sums[k] / cell.sums[0]) if cell.silos and cell.sums[0] else None
         )

@@ -30,7 +30,7 @@ from fedtmle.programs.regimes import RegimeDetails
 from fedtmle.programs.study import Study
 from fedtmle.programs.time import TimeDetails
 from fedtmle.results.inference import summaries, table_rows
-from fedtmle.targets.effects.balance import Balance
+from fedtmle.targets.diagnostics import Balance
 from fedtmle.targets.effects.components import InStratum, Static
 from fedtmle.targets.effects.estimands import Summary
 from fedtmle_core.types import Array

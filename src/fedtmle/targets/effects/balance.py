@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple, Protocol, TypeVar, final
+from typing import NamedTuple, TypeVar, final
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from fedtmle.model.table import (
     Table,
     over_blocks,
 )
+from fedtmle.targets.diagnostics import AnyBin, Balance, Covariate, Rung
 from fedtmle.targets.effects.moments import EffectRows
 from fedtmle.targets.effects.problem import EffectLaw, EffectProblem
 from fedtmle_core.exact import Sums
@@ -42,19 +43,6 @@ from fedtmle_core.types import (
 # Covariates by arm, as they are and weighted by inverse probabilities: the numbers of a Love plot.
 
 Result = TypeVar("Result")
-
-
-class ArmSums(Protocol):
-    """One arm's sums over the silos that disclose them."""
-
-    @property
-    def silos(self) -> int: ...
-
-    @property
-    def count(self) -> int: ...
-
-    @property
-    def sums(self) -> tuple[float, ...]: ...
 
 
 @final
@@ -118,44 +106,12 @@ class CleverWeights(AbstractArmWeights):
         return ArmRows(table=table, arm=rows.arm, weight=weight, inverse=inverse)
 
 
-@final
-@dataclass(frozen=True, kw_only=True)
-class Covariate:
-    """A number with its declared range, or one level of a category."""
-
-    name: str
-    level: str | None = None
-    levels: tuple[str, ...] = ()
-    low: float = 0.0
-    high: float = 1.0
-
-    def of(self, table: Table) -> Array | UnitScaled:
-        """Return the covariate on the unit scale of its range, shape (N,)."""
-        if self.level is not None:
-            codes = table.factors[self.name].recode(self.levels)
-            return np.asarray(codes == self.levels.index(self.level), dtype=np.float64)
-        return UnitScaled(table.numeric[self.name], self.low, self.high - self.low)
-
-    def on_scale(self, mean: float) -> float:
-        return self.low + (self.high - self.low) * mean
-
-
-@final
-@dataclass(frozen=True, kw_only=True)
-class Balance:
-    """One covariate: mean and deviation in each arm, each arm's standardised difference from the reference.
-
-    The difference is (m_a - m_0) / sqrt((s_a^2 + s_0^2) / 2), with the unweighted standard deviations for the
-    weighted means too. ``silos`` is how many silos the line is from; without any, all numbers are NaN.
-    """
-
-    covariate: Covariate
-    silos: int
-    means: tuple[float, ...]
-    sds: tuple[float, ...]
-    weighted_means: tuple[float, ...]
-    differences: tuple[float, ...]
-    weighted_differences: tuple[float, ...]
+def unit_column(covariate: Covariate, table: Table) -> Array | UnitScaled:
+    """Return a covariate on the unit scale of its range, shape (N,)."""
+    if covariate.level is not None:
+        codes = table.factors[covariate.name].recode(covariate.levels)
+        return np.asarray(codes == covariate.levels.index(covariate.level), dtype=np.float64)
+    return UnitScaled(table.numeric[covariate.name], covariate.low, covariate.high - covariate.low)
 
 
 @final
@@ -211,7 +167,7 @@ class BalanceBins(AbstractBins[ArmRows]):
         values: list[Array | UnitScaled] = [h, weight] if self.has_weights else [h]
         groups = []
         for covariate in self.covariates:
-            x, terms, known = covariate.of(piece.table), self._terms(len(values)), bins
+            x, terms, known = unit_column(covariate, piece.table), self._terms(len(values)), bins
             if isinstance(x, UnitScaled) and not math.isfinite(piece.table.reach[covariate.name]):
                 known = np.where(np.isfinite(x.column), bins, np.uint8(OUTSIDE))
             values.append(x)
@@ -229,12 +185,12 @@ class BalanceBins(AbstractBins[ArmRows]):
             return ((own + 1,), (own + 1, own), (0,), (0, own), (1,))
         return ((own,), (own, own), (0,), (0, own))
 
-    def compared(self, pooled: Sequence[Sequence[ArmSums]]) -> tuple[Balance, ...]:
+    def compared(self, pooled: Sequence[Sequence[AnyBin]]) -> tuple[Balance, ...]:
         """Return the comparison of the arms from the pooled bins."""
         return tuple(map(_compare, self.covariates, pooled))
 
 
-def _compare(covariate: Covariate, bins: Sequence[ArmSums]) -> Balance:
+def _compare(covariate: Covariate, bins: Sequence[AnyBin]) -> Balance:
     sums, silos = [arm.sums for arm in bins], min(arm.silos for arm in bins)
     masses = [arm.sums[4] if len(arm.sums) > 4 else float(arm.count) for arm in bins]
     means = [_ratio(s[0], mass) for s, mass in zip(sums, masses, strict=True)]
@@ -274,39 +230,8 @@ def _standardised(gap: float, scale: float) -> float:
 # needs no targeting of its own: its sums go with the other diagnostics. D_b = U_b - t (psi_b - low) gives its
 # standard error. At the study's own bound D has mean zero at psi, so that psi_b is the estimate itself.
 
-MULTIPLES = (0.25, 0.5, 2.0, 4.0)  # multiples of the study's own bound
-WITHOUT_BOUND = (0.01, 0.025, 0.05, 0.1)  # if the study has none
-LARGEST_BOUND = 0.5
 MEAN_PLACES = 12  # binary places of rounded sums of U and t, in the outcome's width
 PRODUCT_PLACES = 8  # and of products of two U; both errors are far below a standard error
-
-
-def ladder_bounds(floor: float) -> tuple[float, ...]:
-    """Return the bounds to compare with the study's own, in rising order."""
-    bounds = tuple(floor * multiple for multiple in MULTIPLES) if floor else WITHOUT_BOUND
-    return tuple(bound for bound in bounds if bound < LARGEST_BOUND)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rung:
-    """Means over the rows at one bound, of k coordinates: U, their products U U', U t and t t.
-
-    Products are within clusters. ``has_error`` is False if clusters span silos: their products are unknown.
-    """
-
-    bound: float
-    mean: Array  # (k,)
-    products: Array  # (k, k)
-    with_t: Array  # (k,)
-    t_squared: float
-    n: int
-    has_error: bool
-
-    def estimate(self, low: Array) -> tuple[Array, Array]:
-        """Return psi, shape (k,), and its covariance; ``low`` is the outcome's lower bound in psi's units."""
-        cross = np.outer(self.with_t, self.mean)
-        scatter = self.products - cross - cross.T + np.outer(self.mean, self.mean) * self.t_squared
-        return low + self.mean, scatter / (self.n - 1)
 
 
 @final

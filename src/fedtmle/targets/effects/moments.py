@@ -26,6 +26,7 @@ from typing import NamedTuple, Protocol, final
 import numpy as np
 
 from fedtmle.model.problem import ClosingBlock
+from fedtmle.targets.diagnostics import PROBABILITY_EDGES
 from fedtmle_core import kernels
 from fedtmle_core.exact import Sums, column_shifts
 from fedtmle_core.kernels import column_sums
@@ -47,9 +48,6 @@ from fedtmle_core.types import (
 )
 
 # One silo's rows as an effect target sees them: outcome, arms, initial Q, weights H, and the fluctuation.
-
-# Edges of the propensity score's histogram; a row stores only the number of its bin.
-PROBABILITY_EDGES = (0.0, 0.05, *(round(0.1 * k, 1) for k in range(1, 10)), 0.95, 1.0)
 
 
 @dataclass(frozen=True)
@@ -121,11 +119,6 @@ class EffectRows:
     def factual(self, per_arm: Columns) -> Array:
         """Return the value of the arm taken, a new array, from a value for each arm, shape (arms, N)."""
         return kernels.chosen(per_arm, self.arm)
-
-
-def shown_arms(arms: int) -> tuple[int, ...]:
-    """Return the arms whose propensity score is shown: of two arms, the second one only."""
-    return () if arms == 1 else (1,) if arms == 2 else tuple(range(arms))
 
 
 def probability_bins(g: Array) -> Bytes:

@@ -16,8 +16,9 @@ from fedtmle.initial.crossfit import Fitted, Folds
 from fedtmle.initial.glm import AbstractResponse
 from fedtmle.model.problem import LeftOut
 from fedtmle.model.table import Factor, Table
+from fedtmle.targets.diagnostics import shown_arms
 from fedtmle.targets.effects.components import Component
-from fedtmle.targets.effects.moments import EffectRows, Term, is_ever, part, probability_bins, shown_arms
+from fedtmle.targets.effects.moments import EffectRows, Term, is_ever, part, probability_bins
 from fedtmle_core import kernels
 from fedtmle_core.parallel import done, pieces
 from fedtmle_core.types import Array, Bools, Bytes, Codes, IntArray, is_one, product

@@ -12,8 +12,9 @@ from typing import TypeVar, final
 import numpy as np
 
 from fedtmle.model.table import AbstractBins, AbstractBoundedColumns, AnyTable, Group, Table, over_blocks
+from fedtmle.targets.diagnostics import PROBABILITY_EDGES, histogram_pairs, shown_arms
 from fedtmle.targets.effects.components import overlap_weight
-from fedtmle.targets.effects.moments import PROBABILITY_EDGES, EffectRows, probability_bins, shown_arms
+from fedtmle.targets.effects.moments import EffectRows, probability_bins
 from fedtmle.targets.effects.prepare import EffectColumns, Preparation
 from fedtmle.targets.effects.problem import EffectLaw, EffectProblem
 from fedtmle_core.exact import column_shifts
@@ -289,11 +290,6 @@ class TruncationBins(_OverEffectRows, AbstractBins[EffectRows]):
 
     def groups(self, piece: EffectRows) -> list[Group]:
         return [Group(bins=below) for below in piece.truncated.view(np.uint8)]
-
-
-def histogram_pairs(arms: int) -> list[tuple[int, int]]:
-    """Return one (arm of the probability, observed arm) pair per histogram of propensity scores."""
-    return [(a, b) for a in shown_arms(arms) for b in range(arms)]
 
 
 def histogram_groups(bins: Bytes, arm: Codes, arms: int) -> list[Group]:

@@ -12,8 +12,9 @@ import numpy as np
 
 from fedtmle.initial.glm import AbstractResponse
 from fedtmle.model.table import AbstractBins, AnyTable, Group, Table, over_blocks
+from fedtmle.targets.diagnostics import shown_arms
 from fedtmle.targets.effects.balance import ArmRows
-from fedtmle.targets.effects.moments import probability_bins, shown_arms
+from fedtmle.targets.effects.moments import probability_bins
 from fedtmle.targets.effects.prepare import EffectColumns
 from fedtmle.targets.effects.statistics import (
     AbstractLaidOutColumns,
