@@ -1,0 +1,66 @@
+"""What may be published: every key of every kind of result has a rule, and nothing else goes out."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from fedtmle.runtime.result import Result
+from fedtmle_core.allowed import RESULT, published_result
+from fedtmle_core.publish import unlisted
+from tests.docs.test_result import keys_of, top_level
+from tests.report.studies import ALGORITHMS, TARGETS, result
+
+K = 11
+NOT_OF_A_RESULT = {"emulation"}  # added by `fedtmle emulate`, of counts that owners share with another floor
+
+
+def test_every_key_at_the_top_of_a_document_is_on_the_list() -> None:
+    assert (top_level() | set(keys_of(Result.to_dict))) - NOT_OF_A_RESULT <= set(RESULT)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("target", ["ATE", "strata"])
+def test_every_key_of_a_result_has_a_rule(algorithm: str, target: str) -> None:
+    document = result(algorithm, target).document
+    assert list(unlisted(document, RESULT)) == []
+    json.dumps(published_result(document, K), allow_nan=False)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_every_targets_result_is_published(target: str) -> None:
+    document = result(target=target, observe=True).document
+    assert list(unlisted(document, RESULT)) == []
+    shown = published_result(document, K)
+    assert set(shown) == set(document)
+    for exact, row in zip(document["estimates"], shown["estimates"], strict=True):
+        assert abs(row["estimate"] - exact["estimate"]) <= exact["std_error"] / 79
+        assert abs(row["std_error"] / exact["std_error"] - 1) < 0.005
+        for limit in ("conf_low", "conf_high"):
+            assert abs(row[limit] - exact[limit]) <= 0.05 * exact["std_error"] * max(1, abs(exact[limit]))
+
+
+def test_a_key_that_nobody_listed_stays() -> None:
+    document = {**result().document, "secret": 3}
+    assert list(unlisted(document, RESULT)) == [".secret"]
+    assert "secret" not in published_result(document, K)
+
+
+def test_iterates_messages_and_single_silos_are_left_out() -> None:
+    document = result(observe=True).document
+    shown = published_result(document, K)
+    assert shown["trajectory"]["points"] == []
+    assert shown["transcript"] is None
+    assert set(shown["sizes"].values()) == {None}
+    assert shown["account"]["by_round"]["up"] == {}
+    assert shown["certificate"]["constants"] == []
+    assert document["trajectory"]["points"]
+    assert document["certificate"]["constants"]
+
+
+def test_a_few_without_an_outcome_are_not_counted() -> None:
+    document = result().document
+    few = {**document, "observed_counts": [document["arm_counts"][0] - 3, *document["arm_counts"][1:]]}
+    assert published_result(few, K)["observed_counts"] == document["arm_counts"]
+    assert published_result(few, K)["participants"]["with_outcome"] == document["n"]
