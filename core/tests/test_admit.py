@@ -1,0 +1,140 @@
+"""A core answers sums of judged columns alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from graphs import DICTIONARY
+from test_blocks import PLAN
+
+from fedtmle_core.admit import Judged, NotAdmittedError, admit, columns_of
+from fedtmle_core.blocks import Block, Cells, Layer, Moments, Score
+from fedtmle_core.leaves import Between, Fold, Known, Level, Number, Power
+from fedtmle_core.plan import Question
+from fedtmle_core.terms import ONE, Apply, Kept, Pick, Softmax, Term, product, total
+from fedtmle_core.types import Family, Part
+
+X, M, A, S = Number("x", 3), Number("m", 4), Level("a", 1), Known("s", is_level=True)
+Y = Level("a", 2)
+SEEN = Known("m")
+VOCABULARY = (ONE, A, X, M)
+PLAN_OF_FITS = replace(PLAN, columns=VOCABULARY, responses=(ONE, A, SEEN, product(SEEN, Y)), groups=())
+AT = (0.1, 0.2, -0.3, 0.4)
+G = Apply("expit", total(VOCABULARY, AT))
+H = A * Apply("inverse", G, 0.05)
+JUDGED = Judged.of(PLAN_OF_FITS)
+
+
+def asks(*blocks: Block, judged: Judged = JUDGED) -> bool:
+    try:
+        admit(Question(blocks=blocks), PLAN_OF_FITS, judged)
+    except NotAdmittedError:
+        return False
+    return True
+
+
+def fit(
+    X: tuple[Term, ...] = VOCABULARY, y: Term | None = A, w: Term | None = None, scale: float = 1.0
+) -> Score:
+    return Score(
+        family=Family.LOGISTIC, layers=(Layer(X=X, y=y, w=w),), at=tuple(scale * e for e in AT[: len(X)])
+    )
+
+
+def test_fits_of_the_plan_are_admitted() -> None:
+    assert asks(fit())
+    assert asks(fit(y=Y, w=SEEN))
+    assert asks(replace(fit(y=Y, w=SEEN), part=Part.HESSIAN))
+    assert asks(fit(y=None, w=SEEN))
+    assert asks(Moments.of([product(response, x) for response in (ONE, A, SEEN) for x in VOCABULARY]))
+
+
+def test_gradients_of_other_families_are_sums_of_the_same_columns() -> None:
+    residual = Softmax((total(VOCABULARY, AT), ONE), 0) - A
+    assert asks(Moments.of([product(residual, x) for x in VOCABULARY]))
+    assert asks(Moments.of([product(SEEN, G, x) for x in VOCABULARY]))
+
+
+def test_an_indicator_is_a_factor_once() -> None:
+    assert asks(Moments.of([product(A, A, SEEN * 1.0, ONE)])) == asks(Moments.of([product(A, SEEN)]))
+    assert asks(Moments.of([product(SEEN, SEEN, X)]))
+    assert not asks(Moments.of([product(X, X)]))
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        S,  # a variable that the plan has in no column
+        Y,  # the outcome of those whose outcome counts as lost
+        product(A, SEEN, Y, X, X),
+        product(X, X),
+        Power("x", 3, 2),
+        Between("x", 0.0, 0.1),
+        Apply("step", X, 0.25),  # a cut that nobody declared
+        Apply("step", G, 0.9),
+        Apply("sign", X),
+        Apply("size", X),
+        Apply("root", X),
+        Apply("expit", Power("x", 3, 2)),  # no predictor over the vocabulary
+        Apply("exp", Apply("step", X, 0.25)),
+        Softmax((Power("x", 3, 2), ONE), 0),
+        Pick("a", (ONE, X, ONE)),
+        Fold(5, 1, "", 0),
+        product(SEEN, Y, M, S),
+    ],
+    ids=str,
+)
+def test_what_is_not_judged_is_refused(column: Term) -> None:
+    assert not asks(Moments.of([column]))
+    assert not asks(Moments.of([Kept(2.0 * column)]))
+    assert not asks(fit(X=(column,)))
+    assert not asks(fit(y=column, w=A))
+    assert not asks(fit(w=column))
+    assert not asks(Cells(of=X, edges=(0.0,), groups=(column,)))
+    assert not asks(Cells(of=X, edges=(0.0,), groups=(A,), sums=(column,)))
+
+
+def test_a_product_of_two_judged_columns_is_another_column() -> None:
+    assert not asks(Moments(columns=(X, M), products=((0, 1),)))
+    assert asks(Moments(columns=(A, X), products=((0, 1),)))  # a response times a column
+
+
+def test_terms_are_named_before_targeting() -> None:
+    u = product(H, Y - G)
+    closing = Moments.gram((u, H))
+    score = Score(family=Family.LOGISTIC, layers=(Layer(X=(H,), offset=total([X]), y=Y),), at=(0.0,))
+    assert not asks(closing)
+    assert not asks(score)
+    named = JUDGED.with_named([u, product(Apply("inverse", G, 0.05), Kept(A))])
+    assert asks(closing, score, judged=named)
+    assert not asks(closing, judged=JUDGED.with_named([u]))
+    assert not asks(score, judged=JUDGED.with_named([u]))
+    assert asks(Moments.of([Kept(u * -3.0)]), judged=named)
+
+
+def test_bins_of_anything_are_of_judged_groups() -> None:
+    assert asks(Cells(of=G, edges=(0.2, 0.5), groups=(A, SEEN), sums=(Y,)), judged=JUDGED) == asks(
+        Moments.of([product(A, Y), product(SEEN, Y)])
+    )
+    assert asks(Cells(of=Apply("step", X, 0.25), edges=(0.5,), groups=(A, SEEN)))
+
+
+def test_limits_of_the_plan_are_kept() -> None:
+    assert not asks(fit(scale=1e5))
+    with pytest.raises(NotAdmittedError, match="numbers"):
+        admit(Question(blocks=(fit(),)), replace(PLAN_OF_FITS, most_numbers=3), JUDGED)
+    with pytest.raises(NotAdmittedError, match="logit"):
+        admit(Question(blocks=(Moments.of([Apply("logit", A)]),)), PLAN_OF_FITS, JUDGED)
+
+
+def test_a_product_of_long_sums_is_no_column() -> None:
+    long = total([Number("x", 3), M, A, SEEN, S, Y, Level("a", 0), Level("s", 0), Level("s", 1)])
+    assert not asks(Moments.of([product(*[long + float(k) for k in range(6)])]))
+
+
+def test_each_response_times_each_column_is_judged_once() -> None:
+    columns = columns_of(PLAN_OF_FITS)
+    assert len(columns) == 16
+    assert DICTIONARY.levels("a") == ("0", "1", "2")
+    assert all(JUDGED.has(column, PLAN_OF_FITS) for column in columns)
