@@ -198,12 +198,19 @@ class Sum(Term):
         if not math.isfinite(magnitude):
             raise InputError("a sum has no finite bound")
         low, high = (math.fsum(end) for end in zip(*scaled, strict=True))
-        ends = (*self.factors, *(end for part in parts for end in part))
-        if all(map(_is_plain, ends)):
-            return low, high
         # Each of k additions and products errs by half a unit in the last place of what it adds up to.
         error = (len(parts) + SLACK) * UNIT * magnitude
-        return low - error, high + error
+        # Rounding is monotone: an end that is computed without error bounds every computed sum, so that 1 - t
+        # is not negative if t is at most 1. Nor is a sum of numbers that are not.
+        if not all(map(_is_plain, [*self.factors, *self._ends(parts, low=True)])):
+            low = max(low - error, 0.0) if min(scaled)[0] >= 0.0 else low - error
+        if not all(map(_is_plain, [*self.factors, *self._ends(parts, low=False)])):
+            high += error
+        return low, high
+
+    def _ends(self, parts: Sequence[Interval], *, low: bool) -> list[float]:
+        """Return the end of each part at which the sum is lowest, or highest."""
+        return [part[low is not (factor >= 0.0)] for factor, part in zip(self.factors, parts, strict=True)]
 
     def values(self, parts: Sequence[Array], rows: Rows) -> Array:
         if len(parts) > FEW:
@@ -243,10 +250,11 @@ class Product(Term):
             low, high = parts[0]
             least = 0.0 if low <= 0.0 <= high else min(low * low, high * high)
             return _outward(least, max(low * low, high * high), least=0.0)
+        least = 0.0 if all(low >= 0.0 for low, _ in parts) else -math.inf
         result: Interval = (1.0, 1.0)
         for low, high in parts:
             result = _hull(result[0] * low, result[0] * high, result[1] * low, result[1] * high)
-            result = result if all(map(_is_plain, (*result, low, high))) else _outward(*result)
+            result = result if all(map(_is_plain, (*result, low, high))) else _outward(*result, least=least)
         return result
 
     def values(self, parts: Sequence[Array], rows: Rows) -> Array:

@@ -17,6 +17,7 @@ import numpy as np
 from fedtmle.errors import FitError
 from fedtmle.initial.glm import GLM, AbstractResponse, FittedGLM, FittedMultinomial, Levels, over_long
 from fedtmle.model.linear import cholesky, congruence, invert_lower, multiply, solve_factored
+from fedtmle.model.refusals import refuse_collinear, refuse_separated
 from fedtmle.model.submodels import by_person
 from fedtmle.model.table import AbstractBoundedColumns, AnyTable, Table, over_batches
 from fedtmle.programs.coded_fit import (
@@ -35,9 +36,7 @@ from fedtmle.programs.nuisance import (
     fit_exactly,
     fit_model,
     fitted_model,
-    refuse_collinear,
     refuse_constant_within,
-    refuse_separated,
     unused_levels,
 )
 from fedtmle.protocol.flows import ask, together

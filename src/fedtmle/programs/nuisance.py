@@ -12,8 +12,7 @@ a round asks for the gradient alone: d sums instead of d + d(d+1)/2.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -21,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from fedtmle.algorithms.base import Run
-from fedtmle.errors import FitError, NumericalError
+from fedtmle.errors import FitError
 from fedtmle.initial.crossfit import Folds
 from fedtmle.initial.design import Ranges, column_exponents, column_names, column_ranges, design_columns
 from fedtmle.initial.glm import (
@@ -38,7 +37,8 @@ from fedtmle.initial.glm import (
 from fedtmle.initial.own import WITHIN, OwnBlock, OwnFormula, ProfiledModel, own_formula
 from fedtmle.initial.superlearner import Pilot, SuperLearner
 from fedtmle.initial.syntax import Categorical, Formula
-from fedtmle.model.linear import cholesky, congruence, eigen, invert_lower, multiply, newton_direction
+from fedtmle.model.linear import newton_direction
+from fedtmle.model.refusals import refuse_collinear, refuse_constant, refuse_separation, remedy
 from fedtmle.model.table import TableView
 from fedtmle.programs.study import Study
 from fedtmle.protocol.query import Flow, Model, Phase
@@ -54,14 +54,10 @@ from fedtmle_core.types import Array, Family, Part, Response, unpack
 
 GRADIENT_GOAL = 2.0**-42  # gradient norm on unit-scaled columns
 LARGEST_GRADIENT = 1e-8  # a fit that stalls above this has not converged
-COLLINEAR_PIVOT = 1e-10  # treat columns as collinear if a pivot of the scaled Hessian is below this
 CONSTANT = 1e-12  # treat a column as constant within silos if its mean square around their means is below
-MINORITY_WEIGHT = 1e-9  # treat the response as constant if the minority's share of the weight is below this
-NARROW_SQUARE = 2.0**-24  # least mean square of a column over its declared range: less leaves too few digits
 MAX_STEPS = 100
 MAX_HALVINGS = 50
 SMALLEST_DECREASE = 1e-4  # a step of length t lowers the norm by at least this share of t
-SEPARATED_CURVATURE = 1e-7  # treat as separated if this share of the curvature at zero is left at the fit
 
 ToFit = GLM | Pilot | SuperLearner
 
@@ -280,7 +276,9 @@ def fit_exactly(
     hessian = hessian + unused
     of_columns = hessian[:size, :size]
     if family is Family.LOGISTIC and names[0] == "1" and not has_offset:
-        _refuse_constant(gradient, hessian, model.scales[0], regression)
+        refuse_constant(
+            gradient[::size], hessian[0, 0], model.scales[0], regression.label, regression.constant
+        )
     refuse_collinear(of_columns, names, regression.label)
     fit = yield from minimise(
         run,
@@ -313,35 +311,6 @@ def unused_levels(hessian: Array, formula: Formula, levels: Levels) -> Array:
     return np.diag((np.array(is_factor) & (np.diag(hessian) == 0.0)).astype(np.float64))
 
 
-def remedy(hessian: Array, names: tuple[str, ...], family: Family) -> str:
-    """Return advice about a fit that did not converge.
-
-    On columns that are scaled by their declared ranges, the curvature at zero is their mean square, over 4
-    for a logistic model. A range that is far wider than the values leaves sums without enough digits.
-    """
-    square = np.diag(hessian) * (4.0 if family is Family.LOGISTIC else 1.0)
-    wide = [name for name, mean in zip(names, square, strict=True) if mean < NARROW_SQUARE]
-    if wide:
-        return f"the declared range behind {', '.join(wide)} is far wider than the values: narrow it"
-    return "give it a small ridge, or fewer terms"
-
-
-def _refuse_constant(gradient: Array, hessian: Array, scale: int, regression: Regression) -> None:
-    """Refuse a response that is the same in every row, or a fit without records of some class.
-
-    At zero the intercept's gradient of class j is W (1/J - share_j), and its curvature W (1/J)(1 - 1/J),
-    with W the total weight and J the number of classes.
-    """
-    classes = max(len(regression.classes), 2)
-    size = len(gradient) // (classes - 1)
-    total = math.ldexp(hessian[0, 0], 2 * scale) / ((1 - 1 / classes) / classes)
-    if not total > 0:
-        return
-    shares = [1 / classes - math.ldexp(gradient[j * size], scale) / total for j in range(classes - 1)]
-    if min(*shares, 1.0 - math.fsum(shares)) <= MINORITY_WEIGHT:
-        raise FitError("arm", f"{regression.label}: {regression.constant}")
-
-
 def refuse_constant_within(squares: Array, names: tuple[str, ...], label: str) -> None:
     """Refuse columns that do not vary within any silo, given their mean squares around the silos' means.
 
@@ -356,64 +325,6 @@ def refuse_constant_within(squares: Array, names: tuple[str, ...], label: str) -
     if not constant[0].endswith(WITHIN):
         why = f"the terms with C(silo) determine column(s) {shown} at each silo"
     raise FitError("collinear", f"{label}: {why}; drop them, or leave C(silo) out")
-
-
-def refuse_collinear(hessian: Array, names: tuple[str, ...], label: str) -> None:
-    """Refuse columns that the ones before determine, by name: pivots of the scaled Hessian that vanish."""
-    diagonal = np.sqrt(np.maximum(np.diag(hessian), 0.0))
-    empty = [name for name, d in zip(names, diagonal, strict=True) if d == 0]
-    if empty:
-        raise FitError(
-            "collinear", f"{label}: column(s) {', '.join(empty)} are zero in every row used; drop them"
-        )
-    rest = hessian / np.outer(diagonal, diagonal)
-    redundant = []
-    for j, name in enumerate(names):
-        pivot = rest[j, j]
-        if pivot <= COLLINEAR_PIVOT:
-            redundant.append(name)
-            continue
-        column = rest[:, j].copy()
-        rest = rest - np.outer(column, column) / pivot
-    if redundant:
-        raise FitError(
-            "collinear",
-            f"{label}: column(s) {', '.join(redundant)} are determined by the columns before them; "
-            "drop them, or give the model a small ridge. If nobody has the reference level of a factor, name "
-            "another reference, as in C(site, ref='b')",
-        )
-
-
-def refuse_separation(at_zero: Array, at_fit: Array, names: tuple[str, ...], label: str) -> None:
-    """Refuse a logistic fit whose curvature has vanished in some direction: it has no finite coefficients.
-
-    The message names the columns that move most along that direction, in units of their standard deviations.
-    """
-    if cholesky(at_fit - SEPARATED_CURVATURE * at_zero) is not None:  # the usual case, without eigenvalues
-        return
-    factor = cholesky(at_zero)
-    if factor is None:  # collinear columns were refused before
-        raise NumericalError(f"{label}: the curvature of its loss is not positive definite")
-    root = invert_lower(factor)
-    values, vectors = eigen(congruence(root, at_fit))
-    if values[0] >= SEPARATED_CURVATURE:
-        return
-    spread = np.diag(at_zero) - (at_zero[:, 0] ** 2 / at_zero[0, 0] if names[0] == "1" else 0.0)
-    refuse_separated(multiply(root.T, vectors[:, :1])[:, 0], np.sqrt(np.maximum(spread, 0.0)), names, label)
-
-
-def refuse_separated(direction: Array, spread: Array, names: Sequence[str], label: str) -> None:
-    """Refuse a fit without finite coefficients; name the columns that move most along a direction.
-
-    ``spread`` has the size of each column: a multiple of its standard deviation.
-    """
-    moved = np.abs(direction) * spread
-    most = [name for name, size in zip(names, moved, strict=True) if size > 0.3 * moved.max()]
-    raise FitError(
-        "separation",
-        f"{label}: its response is perfectly predicted, mostly by {', '.join(most)}, so the fit has no "
-        "finite coefficients; drop columns, or give the model a small ridge",
-    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,43 @@
+"""One engine for every regression: `fit` returns the fits of regressions side by side, in shared rounds.
+
+Accuracy is a parameter: exact fits solve the pooled equations to the last digits, by Newton's method on exact
+sums; rounded ones (`rounded`) end within a fraction of a standard error, and reveal as much less.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fedtmle.estimation.exact import fit_exactly
+from fedtmle.estimation.flow import Flow, together
+from fedtmle.estimation.regression import CrossFit, Fit, Regression
+from fedtmle_core.leaves import Fold
+from fedtmle_core.terms import Term
+
+
+def fit(regressions: Sequence[Regression], *, n: int, accuracy: float | None = None) -> Flow[list[Fit]]:
+    """Return the fits of some regressions to ``n`` people, in their order.
+
+    ``accuracy`` is the error of a rounded fit in standard errors, None for exact fits. `FitError` says which
+    model has no fit, and why.
+    """
+    del accuracy
+    return (yield from together([fit_exactly(regression, n) for regression in regressions]))
+
+
+def folds_of(count: int, seed: int, cluster: str = "") -> tuple[Term, ...]:
+    """Return the folds of cross-fitting, each 1 for its people."""
+    return tuple(Fold(count, seed, cluster, fold) for fold in range(count))
+
+
+def cross_fit(
+    regressions: Sequence[Regression], folds: Sequence[Term], *, n: int, accuracy: float | None = None
+) -> Flow[list[CrossFit]]:
+    """Return the fits of some regressions without each of the folds."""
+    parts = [each.without(fold, f"fold {k + 1}") for each in regressions for k, fold in enumerate(folds)]
+    fits = yield from fit(parts, n=n, accuracy=accuracy)
+    size = len(folds)
+    return [
+        CrossFit(fits=tuple(fits[j * size : (j + 1) * size]), folds=tuple(folds))
+        for j in range(len(regressions))
+    ]
