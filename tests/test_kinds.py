@@ -48,7 +48,7 @@ from tests.studies import test_file
 from tests.theory.problems import KINDS, random_case
 
 # A study builds these; tests/effects, tests/time and tests/regimes have examples.
-A_STUDY = {"EffectProblem", "TimeProblem", "RegimeProblem", "ResidualProblem", "OnColumns"}
+A_STUDY = {"EffectProblem", "TimeProblem", "RegimeProblem", "ResidualProblem", "OnColumns", "TermProblem"}
 TIMED = {kind.__name__ for kind in (*ft.TIME_ESTIMANDS, *ft.REGIME_ESTIMANDS)}  # examples are there as well
 OVER_TIME = {"Planned", "Onset", "Shift"}  # rules of tests/regimes/test_eif.py
 

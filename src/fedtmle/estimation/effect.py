@@ -6,9 +6,11 @@ outcome was not observed. Probabilities and predictions are those before targeti
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
+from fedtmle.estimation.people import at_arm
 from fedtmle.targets.effects.components import Component
 from fedtmle_core.terms import ONE, Term
 
@@ -37,6 +39,7 @@ class EffectTerms:
     truncated: tuple[Term, ...]  # per arm: 1 where a component's g pi is below ``floor``
     floor: float
     outcome_bounds: tuple[float, float]
+    treatment: str | None = None  # the variable whose levels are the arms; None: everyone is in the one arm
     cluster: str | None = None  # the identifier of clusters, if there are any
 
     @property
@@ -49,6 +52,10 @@ class EffectTerms:
     def width(self) -> float:
         """The width of the outcome's bounds."""
         return self.outcome_bounds[1] - self.outcome_bounds[0]
+
+    def at_arm(self, per_arm: Sequence[Term]) -> Term:
+        """Return the term of the arm taken, from a term for each arm."""
+        return at_arm(self.treatment, self.taken, per_arm)
 
     @property
     def weights(self) -> Term:

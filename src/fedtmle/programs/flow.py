@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Self, TypeVar, final
+from typing import Any, Self, TypeVar, final
 
 from fedtmle.algorithms.base import arithmetic_error, compare_populations
 from fedtmle.errors import FedTMLEError, InputError
@@ -94,7 +94,7 @@ from fedtmle.targets.effects.components import Component
 from fedtmle.targets.effects.estimands import AbstractEffect
 from fedtmle.targets.effects.noisy import OneStepColumns
 from fedtmle.targets.effects.prepare import Preparation
-from fedtmle.targets.effects.problem import EffectLaw, EffectProblem
+from fedtmle.targets.effects.problem import AbstractMeans, EffectLaw
 from fedtmle.targets.regimes.estimands import AbstractRegimeEffect
 from fedtmle.targets.regimes.problem import RegimeLaw
 from fedtmle.targets.regimes.statistics import FirstArmWeights
@@ -111,7 +111,7 @@ FittedStudy = PreparedStudy | PreparedGrids | PreparedRegimes
 class StudyDetails:
     """The results of a study besides its estimate; all of them are pooled and public."""
 
-    problem: EffectProblem  # the problem that was targeted
+    problem: AbstractMeans[Any, Any]  # the problem that was targeted
     components: tuple[Component, ...]
     strata: tuple[str, ...]
     levels: Mapping[str, tuple[str, ...]]
@@ -129,7 +129,7 @@ class StudyDetails:
     separated: Mapping[str, int] = field(default_factory=dict)  # see `count_separated`
 
     @property
-    def start(self) -> EffectLaw:
+    def start(self) -> object:
         """The law at which the targeting starts."""
         return self.problem.start()
 

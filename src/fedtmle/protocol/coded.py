@@ -258,7 +258,7 @@ class CalibrationQuery(AbstractQuery[SiloCurvature, Lattice]):
         matrix = self._curvature(local, np.eye(self.dim) if self.C is None else floating(self.C))
         if self.sent_dim == 1:
             matrix = np.array([[symmetric_norm(matrix)]])
-        exponent = max(int(np.frexp(np.abs(matrix).max())[1]) - CURVATURE_BITS, self._finest)
+        exponent = max(int(np.frexp(np.abs(matrix).max())[1]) - CURVATURE_BITS, self.finest)
         entries = np.rint(np.ldexp(matrix[np.triu_indices(self.sent_dim)], -exponent))
         return SiloCurvature(exponent=exponent, entries=tuple(int(entry) for entry in entries))
 
@@ -315,7 +315,7 @@ class CalibrationQuery(AbstractQuery[SiloCurvature, Lattice]):
         return math.frexp(row * float(C.sum(axis=1).max()) ** 2)[1] + 1
 
     @property
-    def _finest(self) -> int:
+    def finest(self) -> int:
         """The exponent of the finest grid on which a silo sends its curvature."""
         return self._largest - FINEST_CURVATURE
 
@@ -328,11 +328,11 @@ class CalibrationQuery(AbstractQuery[SiloCurvature, Lattice]):
         return (lane,) * (packed_size(self.dim) + 1)
 
     def addends(self, answer: SiloCurvature, n_rows: int) -> Integers:
-        scale = n_rows << (answer.exponent - self._finest)
+        scale = n_rows << (answer.exponent - self.finest)
         return (*(scale * entry for entry in answer.entries), scale)
 
     def pool_totals(self, totals: Integers) -> Lattice:
-        *entries, units = (math.ldexp(total / self.n, self._finest) for total in totals)
+        *entries, units = (math.ldexp(total / self.n, self.finest) for total in totals)
         return self._lattice([unpack(np.array(entries), self.dim)], _rounding(units, self.dim))
 
     def pool(self, answers: Mapping[str, SiloCurvature], sizes: Mapping[str, int]) -> Lattice:

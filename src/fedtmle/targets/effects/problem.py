@@ -15,6 +15,7 @@ whichever others are asked for: an overall effect with or without effects by str
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
@@ -25,7 +26,15 @@ import numpy as np
 
 from fedtmle.errors import NumericalError
 from fedtmle.model.linear import congruence, multiply
-from fedtmle.model.problem import AbstractProblem, Calibration, ClosingBlock, ConvergenceBounds, Estimate
+from fedtmle.model.problem import (
+    AbstractProblem,
+    Calibration,
+    ClosingBlock,
+    ConvergenceBounds,
+    Estimate,
+    Law,
+    Rows,
+)
 from fedtmle.model.submodel import AbstractSubmodel, GeneralisedLinear, NoNormaliser, StreamedLinear
 from fedtmle.model.submodels import Blocks
 from fedtmle.model.table import AnyTable, PerTable, StreamedTable, Table, over_blocks
@@ -75,9 +84,19 @@ class _Prepared:
     fluctuation: Fluctuation | None = None
 
 
+class AbstractMeans(AbstractProblem[Law, Rows]):
+    """A problem whose psi combines means of the outcome."""
+
+    combination: tuple[tuple[float, ...], ...]  # L, (d, means)
+
+    @abstractmethod
+    def start(self) -> Law:
+        """Return the law before targeting."""
+
+
 @final
 @dataclass(frozen=True, kw_only=True)
-class EffectProblem(AbstractProblem[EffectLaw, AnyTable]):
+class EffectProblem(AbstractMeans[EffectLaw, AnyTable]):
     """Means of the outcome per component; the rows of ``combination`` (L) combine them into psi.
 
     ``blocks`` lists the components that share a fluctuated Q; empty: all of them do. A row of L combines

@@ -1,0 +1,202 @@
+"""From a hospital's table to its sheet: the dictionary of a study, and the columns that it declares.
+
+The dictionary follows from the study alone. A binary variable is a number from 0 to 1, the treatment and a
+category are levels. The loader also computes what a formula's free arithmetic needs, such as I(dose/weight),
+and checks supplied predictions; the core checks every value against its declared range.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import final
+
+import numpy as np
+
+from fedtmle.errors import InputError
+from fedtmle.estimation.rows import LINEAR_REACH
+from fedtmle.estimation.vocabulary import LoaderColumn, Vocabulary
+from fedtmle.estimation.worlds import Both, World
+from fedtmle.initial.crossfit import Fitted
+from fedtmle.initial.design import UNIT, Range, part_values, study_codes
+from fedtmle.initial.glm import Supplied
+from fedtmle.initial.superlearner import formulas
+from fedtmle.initial.syntax import Categorical as Factor
+from fedtmle.model.table import SILO, Table, without_missing
+from fedtmle.programs.preparation import supplied_predictors
+from fedtmle.programs.study import Study
+from fedtmle_core.dictionary import Categorical, Dictionary, Identifier, Numeric, Variable
+from fedtmle_core.sheet import Sheet
+from fedtmle_core.terms import Constant, Pick, Term
+from fedtmle_core.types import Array, Codes, IntArray
+
+
+@final
+@dataclass(frozen=True)
+class Declared:
+    """A study's dictionary, and the vocabulary of its formulas; nothing of it depends on a table."""
+
+    study: Study
+
+    @cached_property
+    def dictionary(self) -> Dictionary:
+        """Every variable that a sheet has, loader columns and supplied predictions included."""
+        computed = (column.variable for column in self.loader_columns)
+        supplied = (self._supplied(role, name) for role, name in self._supplied_names())
+        found: dict[str, Variable] = {}
+        for variable in (*self._variables, *computed, *supplied):
+            found.setdefault(variable.name, variable)
+        return Dictionary(tuple(found.values()))
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        """What the names of formulas stand for."""
+        return self._vocabulary(self.dictionary)
+
+    @cached_property
+    def loader_columns(self) -> tuple[LoaderColumn, ...]:
+        """The columns that the loader computes for the formulas."""
+        used = [formula for model in self.study.models.values() for formula in formulas(model)]
+        return self._vocabulary(Dictionary(self._variables)).loader_columns(used)
+
+    def arm(self, code: int) -> World:
+        """Return the world in which everyone is in one arm."""
+        target = self.study.target
+        if target.treatment is None:
+            return World({})
+        number = as_number(target.arms[code])
+        if number is None:
+            return World({target.treatment: code})
+        return World({target.treatment: Both(code=code, number=Constant(number))})
+
+    def supplied(self, role: str) -> tuple[Fitted, ...]:
+        """Return what computes the predictions of a role that hospitals have as columns."""
+        model = self.study.models.get(role)
+        return supplied_predictors(model, role, self.study) if isinstance(model, Supplied) else ()
+
+    def sheet(self, table: Table) -> Sheet:
+        """Return the sheet of a hospital's table; `DataError` counts the records that do not fit."""
+        study = self.study
+        if study.omits and study.target.treatment is not None:
+            shown = without_missing(table, study.target.treatment)
+            if not isinstance(shown, Table):
+                raise TypeError("a table in memory stays one")
+            table = shown
+        numbers: dict[str, Array] = {}
+        levels: dict[str, Codes] = {}
+        clusters: dict[str, IntArray] = {}
+        for variable in self._variables:
+            match variable:
+                case Numeric(name=name):
+                    numbers[name] = self._number(table, name)
+                case Categorical(name=name):
+                    levels[name] = table.factors[name].recode(variable.levels).astype(np.int16)
+                case Identifier(name=name):
+                    clusters[name] = np.asarray(table.factors[name].codes)
+        numbers |= {**self._computed(table), **self._predicted(table)}
+        return Sheet.read(self.dictionary, numbers, levels, clusters)
+
+    @cached_property
+    def _variables(self) -> tuple[Variable, ...]:
+        """The variables that hospitals have as columns, without supplied predictions."""
+        found: dict[str, Variable] = {}
+        for name in self._names():
+            found.setdefault(name, self._variable(name))
+        return tuple(found.values())
+
+    def _names(self) -> Iterator[str]:
+        study, target = self.study, self.study.target
+        roles = (target.outcome, target.treatment, target.strata, study.weights, study.cluster)
+        yield from (name for name in roles if name is not None)
+        for regime in target.regimes():
+            yield from regime.needs
+        for model in study.models.values():
+            for formula in formulas(model, public=True):
+                yield from (name for name in formula.numeric_names + formula.factor_names if name != SILO)
+
+    def _variable(self, name: str) -> Variable:
+        study, target = self.study, self.study.target
+        if name == target.outcome:
+            low, high = study.outcome_bounds
+            return Numeric(name=name, low=low, high=high)
+        if name == target.treatment:
+            return Categorical(name=name, levels=target.arms)
+        variable = study.variables[name]
+        if variable.kind == "identifier":
+            return Identifier(name=name, largest=study.largest_cluster)
+        if variable.kind == "category":
+            return Categorical(name=name, levels=variable.codes)
+        low, high = UNIT if variable.bounds is None else variable.bounds
+        return Numeric(name=name, low=low, high=high)
+
+    def _vocabulary(self, dictionary: Dictionary) -> Vocabulary:
+        study, treatment = self.study, self.study.target.treatment
+        numbers = {each.name for each in dictionary.variables if isinstance(each, Numeric)}
+        levels = {name: codes for name, codes in study.levels.items() if name in numbers}
+        ranges: dict[str, Range] = {}
+        meanings: dict[str, Term] = {}
+        doses = [] if treatment is None else [as_number(arm) for arm in study.target.arms]
+        if treatment is not None and treatment in self._used_as_numbers and None not in doses:
+            listed = [dose for dose in doses if dose is not None]
+            ranges[treatment] = (min(0.0, *listed), max(0.0, *listed))
+            if listed != [0.0, 1.0]:  # else the vocabulary takes the second level for the number
+                meanings[treatment] = Pick(treatment, tuple(map(Constant, listed)))
+        return Vocabulary.of(dictionary, ranges=ranges, levels=levels, meanings=World(meanings))
+
+    @cached_property
+    def _used_as_numbers(self) -> frozenset[str]:
+        models = self.study.models.values()
+        return frozenset(name for model in models for f in formulas(model) for name in f.numeric_names)
+
+    def _supplied_names(self) -> Iterator[tuple[str, str]]:
+        for role, model in self.study.models.items():
+            if isinstance(model, Supplied):
+                yield from ((role, name) for name in model.columns)
+
+    def _supplied(self, role: str, name: str) -> Numeric:
+        """Return a supplied prediction's variable: of an outcome on its unit scale, else a probability."""
+        if role == "outcome":
+            return Numeric(name=prediction(role, name), low=1.0 - LINEAR_REACH, high=LINEAR_REACH)
+        return Numeric(name=prediction(role, name), low=0.0, high=1.0)
+
+    def _number(self, table: Table, name: str) -> Array:
+        """Return a number; 0 or 1 for a binary variable that the table has as levels alone."""
+        if name in table.numeric:
+            return table.numeric[name]
+        if name not in table.factors:
+            raise InputError(f"there is no column '{name}'")
+        codes = table.factors[name].recode(self.study.variables[name].codes)
+        return np.where(codes < 0, np.nan, codes.astype(np.float64))
+
+    def _predicted(self, table: Table) -> Mapping[str, Array]:
+        found: dict[str, Array] = {}
+        for role, model in self.study.models.items():
+            if isinstance(model, Supplied):
+                for name, predictor in zip(model.columns, self.supplied(role), strict=True):
+                    variable = self._supplied(role, name)
+                    found[variable.name] = np.clip(predictor.predict(table), variable.low, variable.high)
+        return found
+
+    def _computed(self, table: Table) -> Mapping[str, Array]:
+        found: dict[str, Array] = {}
+        for column in self.loader_columns:
+            variable = column.part.variable
+            names = (variable.name,) if isinstance(variable, Factor) else ()
+            codes = {name: study_codes(name, table, self.study.levels[name]) for name in names}
+            with np.errstate(all="ignore"):  # what is not finite is refused as outside the range
+                found[column.variable.name] = part_values(column.part, table, codes)
+        return found
+
+
+def prediction(role: str, name: str) -> str:
+    """Return the name of a supplied prediction in the dictionary: a column may serve several roles."""
+    return f"{role} prediction: {name}"
+
+
+def as_number(level: str) -> float | None:
+    """Return the number that a level is, None if it is none."""
+    try:
+        return float(level)
+    except ValueError:
+        return None

@@ -1,0 +1,202 @@
+"""An effect at one point in time, as a program over questions.
+
+    counts -> treatment, missingness and outcome models -> overlap -> targeting -> closing and diagnostics
+
+Every arrow is a question; nothing but totals over all hospitals comes back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TypeAlias, final
+
+from fedtmle.algorithms.base import AbstractAlgorithm
+from fedtmle.algorithms.gradient import Central, Exact, Gradient
+from fedtmle.algorithms.optimizers import Newton
+from fedtmle.errors import FitError, InputError
+from fedtmle.estimation.components import indicator
+from fedtmle.estimation.counts import Counted, count_people
+from fedtmle.estimation.effect import EffectTerms
+from fedtmle.estimation.flow import Flow, ask
+from fedtmle.estimation.fluctuated import Law
+from fedtmle.estimation.loader import Declared
+from fedtmle.estimation.nuisances import Nuisances, fit_nuisances
+from fedtmle.estimation.overlap import find_overlap
+from fedtmle.estimation.people import People
+from fedtmle.estimation.rows import FluctuatedArms, contrast_rows, initial
+from fedtmle.estimation.targeting import TermProblem, over_questions
+from fedtmle.estimation.weights import arm_probabilities, score_bound, weigh
+from fedtmle.programs.flow import StudyDetails
+from fedtmle.protocol.outcome import Targeted
+from fedtmle.targets.diagnostics import Diagnostics, Overlap
+from fedtmle.targets.effects.components import component_blocks
+from fedtmle_core.blocks import Moments
+from fedtmle_core.terms import Kept, product
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class PreparedEffect:
+    """A study before it is targeted: its people, counts, terms, Q and overlap."""
+
+    declared: Declared
+    people: People
+    counted: Counted
+    nuisances: Nuisances
+    effect: EffectTerms
+    q: FluctuatedArms
+    problem: TermProblem
+    overlap: Overlap
+
+
+Diagnose: TypeAlias = Callable[[PreparedEffect, Law], Flow[Diagnostics]]
+
+
+def effect_flow(
+    declared: Declared, *, hospitals: int = 1, diagnose: Diagnose | None = None
+) -> Flow[Targeted]:
+    """Return the flow of a study of an effect; ``diagnose`` asks for diagnostics along with the closing."""
+    prepared = yield from prepare(declared, hospitals)
+    return (yield from target(prepared, diagnose))
+
+
+def prepare(declared: Declared, hospitals: int) -> Flow[PreparedEffect]:
+    """Count, fit the models, and look at the overlap."""
+    study = declared.study
+    _refuse(declared)
+    people = People.of(study, declared.dictionary)
+    counted = yield from count_people(study, people)
+    people = people.relative_to(counted.weight_mean)
+    if counted.is_complete:
+        people = people.completely_observed()
+    nuisances = yield from fit_nuisances(declared, people, counted.n)
+    effect = yield from effect_terms(declared, people, counted, nuisances)
+    q = fluctuation(declared, effect)
+    problem = TermProblem(q=q, dictionary=declared.dictionary)
+    start = yield from find_overlap(problem, q, counted.n, hospitals)
+    return PreparedEffect(
+        declared=declared,
+        people=people,
+        counted=counted,
+        nuisances=nuisances,
+        effect=effect,
+        q=q,
+        problem=replace(problem, known=start.scales),
+        overlap=start.overlap,
+    )
+
+
+def effect_terms(
+    declared: Declared, people: People, counted: Counted, nuisances: Nuisances
+) -> Flow[EffectTerms]:
+    """Return the terms of the effect; the share of the overlap population takes a question."""
+    study = declared.study
+    components = study.target.components(people.strata_levels)
+    g = arm_probabilities(nuisances.treatment, len(people.arms))
+    pi = tuple(map(Kept, nuisances.observed)) if not counted.is_complete else nuisances.observed
+    pooled = counted.weights
+    for component in components:
+        if component.population.needs_scores and pooled.overlap != pooled.overlap:
+            v = product(people.relative, indicator(component.population, people, g))
+            (totals,) = yield from ask(Moments.of([v]))
+            pooled = replace(pooled, overlap=float(totals[0]) * counted.weight_mean)
+    shares = [component.population.share(pooled) for component in components]
+    for component, share in zip(components, shares, strict=True):
+        if share <= 0:
+            raise FitError("arm", f"strata: no record with a positive weight is {component.population.label}")
+    floor = score_bound(study.g_bounds, sum(counted.observed))
+    weights = weigh(people, components, declared.dictionary, g=g, pi=pi, floor=floor, shares=shares)
+    return EffectTerms(
+        arms=people.arms,
+        components=components,
+        y=people.y,
+        observed=people.observed,
+        taken=people.taken,
+        weight=people.weight,
+        g=g,
+        pi=pi,
+        q=tuple(initial(each, fluctuates=study.algorithm.fluctuates) for each in nuisances.outcome),
+        v=weights.v,
+        d=weights.d,
+        H=weights.H,
+        H_arm=weights.H_arm,
+        truncated=weights.truncated,
+        floor=floor,
+        outcome_bounds=people.outcome_bounds,
+        treatment=people.treatment,
+        cluster=people.cluster,
+    )
+
+
+def fluctuation(declared: Declared, effect: EffectTerms) -> FluctuatedArms:
+    """Return the Q that is moved: along each mean, or along their one contrast."""
+    study, components = declared.study, effect.components
+    contrast = study.target.contrast() if study.submodel == "contrast" else None
+    size = len(components)
+    rows = tuple(tuple(float(i == j) for j in range(size)) for i in range(size))
+    labels = tuple(component.name for component in components)
+    if contrast is not None:
+        populations = list(dict.fromkeys(component.population for component in components))
+        rows = contrast_rows(populations, contrast)
+        labels = tuple(f"contrast {population.label}".strip() for population in populations)
+    return FluctuatedArms(
+        effect=effect,
+        labels=labels,
+        combination=rows,
+        blocks=component_blocks(components) if contrast is None else (),
+        is_linear=study.link == "linear" or not study.algorithm.fluctuates,
+        as_weight=study.clever == "weight",
+    )
+
+
+def target(prepared: PreparedEffect, diagnose: Diagnose | None) -> Flow[Targeted]:
+    """Target the means and close the run; diagnostics share the last round."""
+    study, problem, counted = prepared.declared.study, prepared.problem, prepared.counted
+    wants = study.diagnostics and diagnose is not None
+
+    def diagnosed(law: object) -> Flow[Diagnostics] | None:
+        if diagnose is None or not wants or not isinstance(law, Law):
+            return None
+        return diagnose(prepared, law)
+
+    queries = over_totals(study.algorithm).flow(problem, problem.start(), counted.n)
+    outcome, diagnostics = yield from over_questions(queries, diagnosed)
+    if not isinstance(outcome, Targeted):
+        raise AssertionError("an algorithm over totals has one law")
+    details = StudyDetails(
+        problem=problem,
+        components=prepared.effect.components,
+        strata=prepared.people.strata_levels,
+        levels=study.levels,
+        arm_counts=counted.arms,
+        observed_counts=counted.observed,
+        g_floor=prepared.effect.floor,
+        overlap=prepared.overlap,
+        diagnostics=diagnostics,
+        nuisances=prepared.nuisances.fitted,
+        silos=None,
+    )
+    return replace(outcome, details=details)
+
+
+def over_totals(algorithm: AbstractAlgorithm) -> AbstractAlgorithm:
+    """Return the algorithm as it is over totals: the pooled comparator is Newton's method on them."""
+    if isinstance(algorithm, Central):
+        optimizer = Newton() if isinstance(algorithm.optimizer, Exact) else algorithm.optimizer
+        return Gradient(tolerance=algorithm.tolerance, optimizer=optimizer, max_updates=algorithm.max_updates)
+    if algorithm.fits_locally:
+        raise InputError(
+            f"algorithm: {type(algorithm).__name__} fits at each hospital alone, and only totals over all "
+            "hospitals are seen; choose Coded, Gradient or OneStep"
+        )
+    return algorithm
+
+
+def _refuse(declared: Declared) -> None:
+    """Refuse what a program over questions does not have."""
+    study = declared.study
+    if study.uses_silo:
+        raise InputError("C(silo): a hospital's own coefficients are no totals over all; leave it out")
+    if study.cluster_scope == "spanning":
+        raise InputError("cluster_scope: clusters in several hospitals cannot be added up; leave it out")

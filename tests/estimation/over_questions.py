@@ -1,0 +1,40 @@
+"""Run a study of an effect over questions, in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import fedtmle as ft
+from fedtmle.estimation.flow import Ran, run_open
+from fedtmle.estimation.loader import Declared
+from fedtmle.estimation.study import effect_flow
+from fedtmle.protocol.outcome import Targeted
+from fedtmle.studyfile.schema import schema_of
+from fedtmle_core.plan import Plan
+from fedtmle_core.sheet import Sheet
+from tests.narrow import load_all
+
+
+def plan_of(declared: Declared) -> Plan:
+    """Return a plan of the study's dictionary, without members: nothing is sent."""
+    return Plan(
+        dictionary=declared.dictionary,
+        columns=(),
+        responses=(),
+        groups=(),
+        members=(),
+        study=b"",
+        author="test",
+    )
+
+
+def sheets_of(declared: Declared, silos: Mapping[str, object]) -> list[Sheet]:
+    """Return the sheet of each hospital."""
+    return [declared.sheet(table) for table in load_all(silos, schema_of(declared.study)).values()]
+
+
+def run_over_questions(study: ft.Study, silos: Mapping[str, object]) -> Ran[Targeted]:
+    """Return the outcome of a study over the totals of some hospitals."""
+    declared = Declared(study)
+    flow = effect_flow(declared, hospitals=len(silos))
+    return run_open(flow, sheets_of(declared, silos), plan_of(declared))
