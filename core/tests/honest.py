@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedtmle_core.judgement import Name, Outcome, counts, gram, verdict_of_counts, verdict_of_gram
-from fedtmle_core.span import COARSE, FINE, Array
+from fedtmle_core.span import COARSE, FINE, Array, Layout, Pooled
 
 SEED = 39
 say = sys.stdout.write
@@ -157,8 +157,11 @@ def judged(study: Study, grids: tuple[int, ...]) -> Found:
     pooled = [sum(own) for own in zip(*map(counts, hospitals), strict=True)]
     shares, outcomes, remedied = {}, {}, True
     for bits in (*grids, FINE):
-        total = [sum(own) for own in zip(*(gram(h, pooled, bits) for h in hospitals), strict=True)]
-        found = [verdict_of_gram(h, pooled, total, bits, HOSPITALS) for h in hospitals]
+        layout = Layout.full(len(pooled))
+        own = [gram(h, pooled, bits, layout) for h in hospitals]
+        total = [sum(each) for each in zip(*own, strict=True)]
+        products = Pooled(numbers=total, bits=bits, hospitals=HOSPITALS, layout=layout)
+        found = [verdict_of_gram(h, pooled, products) for h in hospitals]
         shares[bits] = max(v.share for v in found)
         each = {v.outcome for v in found}
         outcomes[bits] = next(o for o in (Outcome.REFUSED, Outcome.UNCLEAR, Outcome.PASSED) if o in each)

@@ -8,6 +8,7 @@ from honest import HOSPITALS, Rows, exact_share, honest
 
 from fedtmle_core.judgement import (
     BROKEN,
+    LEAVE_OUT,
     RAISE,
     TABLE,
     Judge,
@@ -20,7 +21,7 @@ from fedtmle_core.judgement import (
     verdict_of_counts,
     verdict_of_gram,
 )
-from fedtmle_core.span import COARSE, FINE
+from fedtmle_core.span import COARSE, FINE, Layout, Pooled
 
 K = 5
 
@@ -33,9 +34,23 @@ def columns_of(values, hospital, groups=("",)):
     return [Rows(names, whole[:, hospital == m], piece=90) for m in range(hospital.max() + 1)]
 
 
-def judges(counted, columns, *, k=K, people=1 << 20):
+def joined(*columns):
+    names = tuple(name for each in columns for name in each.names)
+    return Rows(names, np.concatenate([each.values for each in columns]), piece=90)
+
+
+def judges(counted, columns, *, k=K, people=1 << 20, advice=LEAVE_OUT):
     return [
-        Judge(counted=c, columns=x, people=people, hospitals=len(columns), k=k)
+        Judge(
+            counted=joined(c, x),
+            columns=x,
+            bounds=tuple(range(len(c.names), len(c.names) + len(x.names))),
+            layout=Layout.full(len(x.names)),
+            people=people,
+            hospitals=len(columns),
+            k=k,
+            advice=advice,
+        )
         for c, x in zip(counted, columns, strict=True)
     ]
 
@@ -52,6 +67,11 @@ def run(judges, meddle=lambda _, pooled: pooled):
         heard = [judge.hear(pooled) for judge in judges]
         assert len(set(heard)) == 1
     return [*steps, heard[0]]
+
+
+def products(parts, bits, dim):
+    numbers = [sum(own) for own in zip(*parts, strict=True)]
+    return Pooled(numbers=numbers, bits=bits, hospitals=len(parts), layout=Layout.full(dim))
 
 
 def nobody(columns):
@@ -338,10 +358,12 @@ def test_products_that_are_nobodys_are_refused():
     assert run(found, meddle)[-1] is Step.REFUSED
     assert found[0].verdict.remedy == BROKEN
     pooled_counts = (60, 60, 12)
-    own = gram(columns[0], pooled_counts, COARSE)
-    verdict = verdict_of_gram(columns[0], pooled_counts, [x // 2 for x in own], COARSE, 3, own=own)
-    assert verdict.remedy == BROKEN
-    assert verdict_of_gram(columns[0], pooled_counts, [3 * x for x in own], COARSE, 3, own=own).passed
+    own = gram(columns[0], pooled_counts, COARSE, Layout.full(3))
+    for times, is_possible in ((0.5, False), (3, True)):
+        total = products([[int(times * x) for x in own]], COARSE, 3)
+        verdict = verdict_of_gram(columns[0], pooled_counts, total, own=own)
+        assert verdict.passed is is_possible
+        assert (verdict.remedy == BROKEN) is not is_possible
 
 
 def test_coarse_products_leave_open_what_fine_ones_tell():
@@ -350,8 +372,8 @@ def test_coarse_products_leave_open_what_fine_ones_tell():
     (columns,) = columns_of(values, np.zeros(n, dtype=int))
     outcomes = []
     for bits in (COARSE, FINE):
-        own = gram(columns, (n, n), bits)
-        outcomes.append(verdict_of_gram(columns, (n, n), own, bits, 1).outcome)
+        own = gram(columns, (n, n), bits, Layout.full(2))
+        outcomes.append(verdict_of_gram(columns, (n, n), products([own], bits, 2)).outcome)
     assert outcomes == [Outcome.UNCLEAR, Outcome.PASSED]
 
 
@@ -359,7 +381,7 @@ def test_the_advice_is_that_of_the_phase():
     n = 300
     values = {"1": np.ones(n), "clever": shifted(np.full(n, 1e-3), 4, 0.9)}
     columns = columns_of(values, np.arange(n) % 3)
-    found = [Judge(counted=c, columns=c, people=1 << 20, hospitals=3, k=K, advice=RAISE) for c in columns]
+    found = judges(nobody(columns), columns, advice=RAISE)
     assert run(found)[-1] is Step.REFUSED
     assert RAISE in found[1].verdict.remedy
     assert found[0].verdict.passed
@@ -368,8 +390,8 @@ def test_the_advice_is_that_of_the_phase():
 def test_the_share_may_be_given():
     columns = small()
     pooled_counts = (60, 60, 12)
-    pooled = [sum(x) for x in zip(*(gram(c, pooled_counts, COARSE) for c in columns), strict=True)]
-    shares = [verdict_of_gram(c, pooled_counts, pooled, COARSE, 3).share for c in columns]
+    total = products([gram(c, pooled_counts, COARSE, Layout.full(3)) for c in columns], COARSE, 3)
+    shares = [verdict_of_gram(c, pooled_counts, total).share for c in columns]
     for limit in (max(shares) * 1.01, max(shares) * 0.9):
-        found = [verdict_of_gram(c, pooled_counts, pooled, COARSE, 3, limit=limit) for c in columns]
+        found = [verdict_of_gram(c, pooled_counts, total, limit=limit) for c in columns]
         assert all(v.passed for v in found) is (limit > max(shares))

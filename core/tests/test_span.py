@@ -13,12 +13,12 @@ from fedtmle_core.span import (
     COARSE,
     FINE,
     INVISIBLE,
+    Layout,
+    Pooled,
     Span,
     exact_gram,
     fixed,
-    is_possible,
     rounded_gram,
-    upper,
 )
 
 UNIT = Fraction(1, 1 << 60)
@@ -44,6 +44,15 @@ def people(v):
     return (v != 0).sum(axis=1).tolist()
 
 
+def numbers(v, bits, counts=None):
+    return rounded_gram([v], people(v) if counts is None else counts, bits, Layout.full(len(v)))
+
+
+def pooled(entries, bits, hospitals=1):
+    dim = int(np.sqrt(2 * len(entries)))
+    return Pooled(numbers=entries, bits=bits, hospitals=hospitals, layout=Layout.full(dim))
+
+
 def leverages(v):
     """Longhand: squared lengths of the rows of an orthonormal basis of the columns."""
     v = v[(v != 0).any(axis=1)]
@@ -56,7 +65,7 @@ def test_the_gram_is_exact_however_people_are_divided():
     v = rows(rng, n=30)
     gram = exact_gram([v], len(v))
     units = [[round(Fraction(float(x)) * 2**30) for x in column] for column in v]
-    for j, k in upper(len(v)):
+    for j, k, _ in Layout.full(len(v)).entries():
         assert gram[j][k] == gram[k][j] == sum(a * b for a, b in zip(units[j], units[k], strict=True))
     cut = [v[:, a:b] for a, b in pairwise([0, 1, 1, 17, 30])]
     assert exact_gram(cut, len(v)) == gram
@@ -69,12 +78,13 @@ def test_rounding_is_to_the_nearest_unit_and_ends_stay_within_reach():
     v = np.concatenate([rows(rng), np.zeros((1, 40))])
     gram, counts = exact_gram([v], len(v)), people(v)
     for bits in (4, COARSE, FINE):
-        entries = rounded_gram([v], counts, bits)
-        for (j, k), entry in zip(upper(len(v)), entries, strict=True):
+        entries = numbers(v, bits)
+        for j, k, lane in Layout.full(len(v)).entries():
+            entry = entries[lane]
             assert abs(entry) <= 1 << bits
             exact = gram[j][k] * float(UNIT) * 2.0**bits / np.sqrt(max(counts[j] * counts[k], 1))
             assert abs(entry - exact) <= 0.5 + 2.0 ** (bits - 51)
-    assert rounded_gram([v], counts, COARSE)[-1] == 0
+    assert numbers(v, COARSE)[-1] == 0
 
 
 @pytest.mark.parametrize("bad", [1.0 + 2.0**-40, -2.0, np.nan, np.inf])
@@ -96,8 +106,10 @@ def test_bounds_hold_whatever_the_rounding_errors_are():
         _, vectors = np.linalg.eigh(scaled)
         worst = np.sign(np.outer(vectors[:, 0], vectors[:, 0]))
         for signs in (worst, -worst, rng.choice([-1, 1], scaled.shape)):
-            moved = [scaled[j, k] + 0.5 * hospitals * signs[j, k] for j, k in upper(len(v))]
-            span = Span.of([int(np.rint(x)) for x in moved], counts, bits, hospitals + 1)
+            moved = [
+                scaled[j, k] + 0.5 * hospitals * signs[j, k] for j, k, _ in Layout.full(len(v)).entries()
+            ]
+            span = Span.of(pooled([int(np.rint(x)) for x in moved], bits, hospitals + 1), counts)
             least, most = span.least(read(v)), span.most(read(v))
             assert (least <= exact * (1 + 1e-6) + 1e-9).all()
             if not span.lost.size:
@@ -113,8 +125,8 @@ def test_rounding_by_hospitals_is_within_the_bounds():
     for _ in range(50):
         v = rows(rng, dim=5, n=60)[[0, 1, 2, 4]]
         counts = people(v)
-        parts = [rounded_gram([v[:, m::5]], counts, COARSE) for m in range(5)]
-        span = Span.of([sum(x) for x in zip(*parts, strict=True)], counts, COARSE, 5)
+        parts = [numbers(v[:, m::5], COARSE, counts) for m in range(5)]
+        span = Span.of(pooled([sum(x) for x in zip(*parts, strict=True)], COARSE, 5), counts)
         assert not span.lost.size
         assert (span.least(read(v)) <= leverages(v) * (1 + 1e-6)).all()
         assert (leverages(v) <= span.most(read(v)) * (1 + 1e-6)).all()
@@ -125,14 +137,14 @@ def test_exact_collinearities_are_lost_and_invisible_and_others_are_not():
     a, b = rng.random((2, 80)) < 0.4
     x = rng.uniform(-1, 1, 80)
     total = np.stack([np.ones(80), a & b, a & ~b, a, 0.25 * x + 0.5 * (a & b), x]) * 1.0
-    span = Span.of(rounded_gram([total], people(total), FINE), people(total), FINE, 1)
+    span = Span.of(pooled(numbers(total, FINE), FINE), people(total))
     assert span.lost.shape[1] == 2
     assert span.beyond(read(total)).max() < INVISIBLE / 100
     assert np.allclose(span.most(read(total)), leverages(total), rtol=1e-4)
     for column, move, lost in ((3, -1.0, 1), (4, 1e-5, 1), (4, 1.5e-6, 2)):
         v = total.copy()
         v[column, 7] += move
-        span = Span.of(rounded_gram([v], people(v), FINE), people(v), FINE, 1)
+        span = Span.of(pooled(numbers(v, FINE), FINE), people(v))
         assert span.lost.shape[1] == lost
         if lost == 1:
             assert span.most(read(v))[7] > 1 - 1e-6
@@ -146,7 +158,7 @@ def test_the_remedy_is_the_column_without_which_the_share_is_least():
     rng = np.random.default_rng(6)
     for _ in range(30):
         v = rows(rng)
-        span = Span.of(rounded_gram([v], people(v), FINE), people(v), FINE, 1)
+        span = Span.of(pooled(numbers(v, FINE), FINE), people(v))
         worst = int(span.most(read(v)).argmax())
         column, left = span.remedy(read(v)[:, worst])
         without = [leverages(np.delete(v, j, axis=0))[worst] for j in range(len(v))]
@@ -181,15 +193,15 @@ def test_half_in_squares_implies_half_in_absolute_values():
 def test_only_matrices_of_rows_are_possible():
     v = rows(np.random.default_rng(8))
     counts = people(v)
-    entries = list(rounded_gram([v], counts, COARSE))
-    assert is_possible(entries, counts, COARSE, 1)
-    assert not is_possible([-x for x in entries], counts, COARSE, 1)
+    entries = list(numbers(v, COARSE))
+    assert pooled(entries, COARSE).is_possible(counts)
+    assert not pooled([-x for x in entries], COARSE).is_possible(counts)
     entries[1] += 1 << COARSE
-    assert not is_possible(entries, counts, COARSE, 1)
+    assert not pooled(entries, COARSE).is_possible(counts)
 
 
 def test_a_study_of_nobody_has_no_span():
-    span = Span.of([0, 0, 0], [0, 0], COARSE, 3)
+    span = Span.of(pooled([0, 0, 0], COARSE, 3), [0, 0])
     nobody = np.zeros((2, 0))
     assert not span.live.size
     assert not span.most(nobody).size

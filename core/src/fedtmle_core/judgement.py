@@ -25,7 +25,7 @@ core checks what it can, that the pooled numbers less its own may be those of ot
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import NamedTuple, Protocol, final
 
@@ -35,10 +35,11 @@ from fedtmle_core.span import (
     INVISIBLE,
     SLACK,
     Array,
+    Layout,
+    Pooled,
     Span,
     entry_reach,
     fixed,
-    is_possible,
     rounded_gram,
 )
 
@@ -120,33 +121,34 @@ def verdict_of_counts(names: Sequence[Name], pooled: Sequence[int], k: int) -> V
     )
 
 
-def gram(columns: Columns, pooled_counts: Sequence[int], bits: int) -> tuple[int, ...]:
-    """Return the hospital's own products of columns, the upper triangle, in multiples of 2^-bits (`span`)."""
-    return rounded_gram(columns.pieces(), pooled_counts, bits)
+def gram(columns: Columns, bounds: Sequence[int], bits: int, layout: Layout) -> tuple[int, ...]:
+    """Return the hospital's own products of columns by lane, in multiples of 2^-bits (`span`).
+
+    ``bounds`` are pooled counts that bound how many people of all hospitals have each column.
+    """
+    return rounded_gram(columns.pieces(), bounds, bits, layout)
 
 
 def verdict_of_gram(
     columns: Columns,
-    pooled_counts: Sequence[int],
-    pooled: Sequence[int],
-    bits: int,
-    hospitals: int,
+    bounds: Sequence[int],
+    pooled: Pooled,
     *,
-    own: Sequence[int] = (),
+    own: Sequence[int] | None = None,
     limit: float = HALF,
     advice: str = LEAVE_OUT,
 ) -> Verdict:
-    """Return the verdict of the pooled products about the hospital's own people.
+    """Return the verdict of the pooled products about the hospital's own people; ``own`` are its own
+    products.
 
     It is "unclear" only for coarse products. With fine ones whatever cannot be shown is refused.
     """
-    span = Span.of(pooled, pooled_counts, bits, hospitals)
-    others = [total - mine for total, mine in zip(pooled, own, strict=True)] if own else pooled
-    if not is_possible(others, pooled_counts, bits, hospitals):
-        return Verdict(
-            outcome=Outcome.REFUSED,
-            remedy=BROKEN,
-        )
+    others = (
+        [total - mine for total, mine in zip(pooled.numbers, own, strict=True)] if own else pooled.numbers
+    )
+    if not replace(pooled, numbers=others).is_possible(bounds):
+        return Verdict(outcome=Outcome.REFUSED, remedy=BROKEN)
+    span = Span.of(pooled, bounds)
     limit *= 1.0 + SLACK
     most, least, beyond = 0.0, 0.0, 0.0
     worst = faintest = None
@@ -159,7 +161,7 @@ def verdict_of_gram(
             parts = span.beyond(v)
             if parts.size and (part := float(parts.max())) > beyond:
                 beyond, faintest = part, v[:, int(parts.argmax())]
-    is_fine = bits >= FINE
+    is_fine = pooled.bits >= FINE
     if least <= limit and not is_fine and (most > limit or span.lost.size):
         return Verdict(outcome=Outcome.UNCLEAR, share=most)
     if worst is not None and most > limit:
@@ -219,20 +221,23 @@ BITS = {Step.COARSE: COARSE, Step.FINE: FINE}
 class Judge:
     """One judgement at one hospital: `lanes` and `answer` of the round to come, then `hear` its total.
 
-    ``counted`` are the columns within compared groups, which are counted; ``columns`` are counted too, and
-    nobody may stand out of their combinations. ``people`` bounds how many people all hospitals have, and
-    ``k`` is the floor. ``verdict`` is the last one, for the owner alone.
+    ``counted`` are the columns that nobody or k people may have. Nobody may stand out of ``columns``: each is
+    0 where the counted column at its number in ``bounds`` is. ``layout`` says which of their products are
+    one. ``people`` bounds how many people all hospitals have. ``verdict`` is the last one, for the owner
+    alone.
     """
 
     counted: Columns
     columns: Columns
+    bounds: tuple[int, ...]
+    layout: Layout
     people: int
     hospitals: int
     k: int
     advice: str = LEAVE_OUT
     step: Step = Step.COUNTS
     verdict: Verdict = Verdict(outcome=Outcome.UNCLEAR)
-    _counts: tuple[int, ...] = ()  # pooled, of ``columns``
+    _counts: tuple[int, ...] = ()  # that bound the people of ``columns``
     _own: tuple[int, ...] = ()  # the last answer
 
     @property
@@ -243,10 +248,9 @@ class Judge:
         """Return the public bound of each total of this round; it follows from the plan alone."""
         match self.step:
             case Step.COUNTS:
-                return (self.people,) * (len(self.counted.names) + len(self.columns.names))
+                return (self.people,) * len(self.counted.names)
             case Step.COARSE | Step.FINE:
-                dim = len(self.columns.names)
-                return (entry_reach(BITS[self.step], self.hospitals),) * (dim * (dim + 1) // 2)
+                return (entry_reach(BITS[self.step], self.hospitals),) * self._layout.numbers
             case Step.COARSE_VERDICTS | Step.FINE_VERDICTS:
                 return (self.hospitals,) * 2
         return ()
@@ -255,9 +259,9 @@ class Judge:
         """Return the hospital's own part of this round's totals."""
         match self.step:
             case Step.COUNTS:
-                self._own = (*counts(self.counted), *counts(self.columns))
+                self._own = counts(self.counted)
             case Step.COARSE | Step.FINE:
-                self._own = gram(self.columns, self._counts, BITS[self.step])
+                self._own = gram(self.columns, self._counts, BITS[self.step], self._layout)
             case Step.COARSE_VERDICTS | Step.FINE_VERDICTS:
                 found = self.verdict.outcome
                 self._own = int(found is Outcome.REFUSED), int(found is Outcome.UNCLEAR)
@@ -270,28 +274,28 @@ class Judge:
             case Step.COUNTS:
                 told = self._hear_counts(pooled)
             case Step.COARSE | Step.FINE:
-                bits = BITS[self.step]
+                products = Pooled(
+                    numbers=pooled, bits=BITS[self.step], hospitals=self.hospitals, layout=self._layout
+                )
                 self.verdict = verdict_of_gram(
-                    self.columns,
-                    self._counts,
-                    pooled,
-                    bits,
-                    self.hospitals,
-                    own=self._own,
-                    advice=self.advice,
+                    self.columns, self._counts, products, own=self._own, advice=self.advice
                 )
             case Step.COARSE_VERDICTS | Step.FINE_VERDICTS:
                 told = self._hear_verdicts(*pooled)
         self.step = TABLE[self.step, told]
         return self.step
 
+    @property
+    def _layout(self) -> Layout:
+        """Columns in fixed point are not fine enough for fine products of different ones to be one number."""
+        return self.layout if self.step is Step.COARSE else Layout.full(self.layout.dim)
+
     def _hear_counts(self, pooled: Sequence[int]) -> Outcome:
-        names = (*self.counted.names, *self.columns.names)
         if any(not own <= total <= self.people for own, total in zip(self._own, pooled, strict=True)):
             self.verdict = Verdict(outcome=Outcome.REFUSED, remedy=BROKEN)
         else:
-            self.verdict = verdict_of_counts(names, pooled, self.k)
-        self._counts = tuple(pooled[len(self.counted.names) :])
+            self.verdict = verdict_of_counts(self.counted.names, pooled, self.k)
+        self._counts = tuple(pooled[place] for place in self.bounds)
         return self.verdict.outcome
 
     def _hear_verdicts(self, refused: int, unclear: int) -> Outcome:

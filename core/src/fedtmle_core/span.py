@@ -86,26 +86,98 @@ def exact_gram(pieces: Iterable[Array], dim: int) -> list[list[int]]:
     return [[(h << 2 * HALF) + (c << HALF) + s for h, c, s in zip(*rows, strict=True)] for rows in parts]
 
 
-def upper(dim: int) -> Iterator[tuple[int, int]]:
-    """Yield the pairs (j, k), j <= k < dim, in the order in which entries are sent."""
-    return ((j, k) for j in range(dim) for k in range(j, dim))
+@final
+@dataclass(frozen=True)
+class Layout:
+    """Which entries of the upper triangle are sent: row by row, the number of each one's lane, None if it is
+    0.
+
+    Entries share a lane if they are one product: with y an indicator, (y x_1) (y x_2) and (y x_1) x_2.
+    """
+
+    dim: int
+    lanes: tuple[int | None, ...]
+
+    @classmethod
+    def full(cls, dim: int) -> Layout:
+        """Return the layout in which every entry has a lane."""
+        return cls(dim, tuple(range(dim * (dim + 1) // 2)))
+
+    @property
+    def numbers(self) -> int:
+        """How many lanes there are."""
+        return max((lane + 1 for lane in self.lanes if lane is not None), default=0)
+
+    @property
+    def is_full(self) -> bool:
+        return self.numbers == self.dim * (self.dim + 1) // 2
+
+    def entries(self) -> Iterator[tuple[int, int, int]]:
+        """Yield (j, k, lane) of the entries that are sent, j <= k."""
+        pairs = ((j, k) for j in range(self.dim) for k in range(j, self.dim))
+        yield from ((*pair, lane) for pair, lane in zip(pairs, self.lanes, strict=True) if lane is not None)
+
+    def scales(self, counts: Sequence[int]) -> list[float]:
+        """Return by lane the least root of c_j c_k of its entries, which bounds them all; 0 if nobody has
+        one."""
+        least = [math.inf] * self.numbers
+        for j, k, lane in self.entries():
+            least[lane] = min(least[lane], math.sqrt(counts[j] * counts[k]))
+        return least
 
 
-def rounded_gram(pieces: Iterable[Array], counts: Sequence[int], bits: int) -> tuple[int, ...]:
-    """Return the upper triangle of the hospital's own C S C in multiples of 2^-bits, 0 for columns of
-    nobody."""
-    gram = exact_gram(pieces, len(counts))
-    return tuple(
-        round(gram[j][k] / (1 << 2 * POINT) / math.sqrt(counts[j] * counts[k]) * 2.0**bits)
-        if counts[j] and counts[k]
-        else 0
-        for j, k in upper(len(counts))
-    )
+def rounded_gram(
+    pieces: Iterable[Array], counts: Sequence[int], bits: int, layout: Layout
+) -> tuple[int, ...]:
+    """Return the hospital's own products by lane, over the lane's scale, in multiples of 2^-bits."""
+    gram, scales, found = exact_gram(pieces, layout.dim), layout.scales(counts), [0] * layout.numbers
+    for j, k, lane in layout.entries():
+        if scales[lane] > 0.0:
+            found[lane] = round(gram[j][k] / (1 << 2 * POINT) / scales[lane] * 2.0**bits)
+    return tuple(found)
 
 
 def entry_reach(bits: int, hospitals: int) -> int:
-    """Return a bound of each pooled entry: 2^bits by Cauchy and Schwarz, and half a unit of each hospital."""
+    """Return a bound of each pooled number: 2^bits by Cauchy and Schwarz, and half a unit of each
+    hospital."""
     return (1 << bits) + hospitals
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Pooled:
+    """Products of columns, added up over hospitals: the numbers by lane, in multiples of 2^-bits."""
+
+    numbers: Sequence[int]
+    bits: int
+    hospitals: int
+    layout: Layout
+
+    @property
+    def error(self) -> float:
+        """A bound of the error of an entry of the matrix.
+
+        Each hospital rounds by half a unit, and errs by at most 2^-51 in a division, a root and a product
+        before. Entries that share a lane differ by the fixed point of their columns: by 2^-28 at most, four
+        times 2^-30 for each of min(c_j, c_k) people, over the root of c_j c_k.
+        """
+        shared = 0.0 if self.layout.is_full else 2.0**-28
+        return self.hospitals * (0.5 * 2.0**-self.bits + 2.0**-51) + shared + FLOATS
+
+    def matrix(self, counts: Sequence[int]) -> tuple[NDArray[np.int64], Array]:
+        """Return the places of the columns that somebody has, and W' of these."""
+        found, scales = np.zeros((self.layout.dim, self.layout.dim)), self.layout.scales(counts)
+        for j, k, lane in self.layout.entries():
+            if counts[j] and counts[k]:
+                number = math.ldexp(self.numbers[lane], -self.bits)
+                found[j, k] = found[k, j] = number * scales[lane] / math.sqrt(counts[j] * counts[k])
+        live = np.flatnonzero(np.asarray(counts) > 0)
+        return live, found[np.ix_(live, live)]
+
+    def is_possible(self, counts: Sequence[int]) -> bool:
+        """Return whether these may be products of any records: no eigenvalue is below minus the error."""
+        live, matrix = self.matrix(counts)
+        return float(np.linalg.eigvalsh(matrix).min(initial=0.0)) >= -len(live) * self.error
 
 
 @final
@@ -125,15 +197,15 @@ class Span:
     lost: Array
 
     @classmethod
-    def of(cls, pooled: Sequence[int], counts: Sequence[int], bits: int, hospitals: int) -> Span:
-        """Return the span of the pooled entries; ``counts`` are the pooled counts of the columns.
+    def of(cls, pooled: Pooled, counts: Sequence[int]) -> Span:
+        """Return the span of the pooled products; ``counts`` bound how many people have each column.
 
         In the coordinates the matrix has a trace of at most 1/e, as every diagonal entry is at most 1: the
         eigenvalues' own error, some 2^-52 of it, is below 1/8 if e is at least 2^-47. `ERROR` adds it to the
         1 of Delta.
         """
-        live, matrix = _matrix(pooled, counts, bits)
-        error = _error(bits, hospitals)
+        live, matrix = pooled.matrix(counts)
+        error = pooled.error
         weights = _weights(matrix, error)
         to_unit = np.sqrt(weights / (error * weights.sum()))
         values, vectors = np.linalg.eigh(matrix * to_unit[:, None] * to_unit)
@@ -198,28 +270,3 @@ def _weights(matrix: Array, error: float) -> Array:
     values, vectors = np.linalg.eigh(matrix)
     values = np.maximum(values, len(matrix) * error)
     return np.asarray(np.sqrt((vectors * vectors / values).sum(axis=1)))
-
-
-def is_possible(pooled: Sequence[int], counts: Sequence[int], bits: int, hospitals: int) -> bool:
-    """Return whether rounded products may be those of any records: no eigenvalue is below minus the error."""
-    live, matrix = _matrix(pooled, counts, bits)
-    lowest = float(np.linalg.eigvalsh(matrix).min(initial=0.0))
-    return lowest >= -len(live) * _error(bits, hospitals)
-
-
-def _matrix(pooled: Sequence[int], counts: Sequence[int], bits: int) -> tuple[NDArray[np.int64], Array]:
-    """Return the places of the columns that somebody has, and their part of the matrix."""
-    dim = len(counts)
-    matrix = np.zeros((dim, dim))
-    for (j, k), entry in zip(upper(dim), pooled, strict=True):
-        matrix[j, k] = matrix[k, j] = math.ldexp(entry, -bits)
-    live = np.flatnonzero(np.asarray(counts) > 0)
-    return live, matrix[np.ix_(live, live)]
-
-
-def _error(bits: int, hospitals: int) -> float:
-    """Return a bound of the error of an entry.
-
-    Each hospital rounds by half a unit, and errs by at most 2^-51 in a division, a root and a product before.
-    """
-    return hospitals * (0.5 * 2.0**-bits + 2.0**-51) + FLOATS

@@ -15,8 +15,8 @@ from fedtmle.programs.study import Study
 from fedtmle.programs.time import AtRisk, TimeDetails
 from fedtmle.results.inference import imputed_rows, mean_intervals, symmetric, table_rows
 from fedtmle.runtime.result import Result
+from fedtmle.targets.diagnostics import WEIGHT_EDGES
 from fedtmle.targets.regimes.estimands import AbstractRegimeEffect
-from fedtmle.targets.regimes.statistics import WEIGHT_EDGES
 from fedtmle.targets.time.estimands import AbstractTimeEffect
 
 

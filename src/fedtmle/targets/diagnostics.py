@@ -13,6 +13,9 @@ from fedtmle_core.types import Array
 # Edges of the propensity score's histogram: tenths, and twentieths at both ends, where overlap is lost.
 PROBABILITY_EDGES = (0.0, 0.05, *(round(0.1 * k, 1) for k in range(1, 10)), 0.95, 1.0)
 
+# Inner edges of histograms of weights: doubling, as weights over periods are products.
+WEIGHT_EDGES = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
+
 MULTIPLES = (0.25, 0.5, 2.0, 4.0)  # multiples of the study's own bound on g
 WITHOUT_BOUND = (0.01, 0.025, 0.05, 0.1)  # bounds if the study has none
 LARGEST_BOUND = 0.5  # beyond it, both of two arms would be truncated
@@ -63,6 +66,17 @@ class Histogram:
     of: str
     arm: str
     bins: tuple[AnyBin, ...]
+    period: int | None = None  # where there are several
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class WeightHistogram:
+    """The weights of those who follow a rule up to a period: below and above consecutive `WEIGHT_EDGES`."""
+
+    name: str
+    bins: tuple[AnyBin, ...]
+    period: int | None = None
 
 
 def shown_arms(arms: int) -> tuple[int, ...]:
@@ -98,6 +112,12 @@ class Covariate:
     levels: tuple[str, ...] = ()
     low: float = 0.0
     high: float = 1.0
+    is_binary: bool = False  # a number that is 0 or 1
+
+    @property
+    def is_indicator(self) -> bool:
+        """Whether it is 0 or 1 on the unit scale, so that it is its own square and its mean a share."""
+        return self.level is not None or self.is_binary
 
     def on_scale(self, mean: float) -> float:
         """Return a mean on the unit scale of the range on the covariate's own scale."""
@@ -167,10 +187,12 @@ def histogram_pairs(arms: int) -> list[tuple[int, int]]:
     return [(a, b) for a in shown_arms(arms) for b in range(arms)]
 
 
-def named_histograms(bins: Sequence[Sequence[AnyBin]], arms: Sequence[str]) -> tuple[Histogram, ...]:
+def named_histograms(
+    bins: Sequence[Sequence[AnyBin]], arms: Sequence[str], period: int | None = None
+) -> tuple[Histogram, ...]:
     """Return the histograms of propensity scores with the names of their arms."""
     pairs = histogram_pairs(len(arms))
     return tuple(
-        Histogram(of=arms[a], arm=arms[b], bins=tuple(pooled))
+        Histogram(of=arms[a], arm=arms[b], bins=tuple(pooled), period=period)
         for (a, b), pooled in zip(pairs, bins, strict=True)
     )

@@ -11,6 +11,7 @@ import numpy as np
 
 from fedtmle.initial.glm import AbstractResponse
 from fedtmle.model.table import AbstractBins, AnyTable, Group, Table, over_blocks
+from fedtmle.targets.diagnostics import WEIGHT_EDGES
 from fedtmle.targets.effects.balance import ArmRows
 from fedtmle.targets.effects.prepare import EffectColumns, arm_probabilities
 from fedtmle.targets.effects.statistics import AbstractLaidOutColumns, Block, TallyLayout
@@ -132,8 +133,6 @@ class Fluctuated(AbstractResponse):
 # The statistics that a study of treatment over time asks of its silos, as values.
 
 Result = TypeVar("Result")
-
-WEIGHT_EDGES = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)  # edges of the histogram of cumulative weights
 
 
 @final
