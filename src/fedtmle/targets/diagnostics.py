@@ -148,6 +148,7 @@ class Rung:
     """Means over the rows at one bound, of k coordinates: U, their products U U', U t and t t.
 
     Products are within clusters. ``has_error`` is False if clusters span silos: their products are unknown.
+    ``people`` are those of each arm whose probability is below the bound, if they are counted.
     """
 
     bound: float
@@ -157,6 +158,7 @@ class Rung:
     t_squared: float
     n: int
     has_error: bool
+    people: tuple[int, ...] = ()
 
     def estimate(self, low: Array) -> tuple[Array, Array]:
         """Return psi, shape (k,), and its covariance; ``low`` is the outcome's lower bound in psi's units."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+import fedtmle as ft
 from fedtmle.estimation.diagnostics.base import AbstractDiagnostic, Pool
 from fedtmle.estimation.flow import run_open
 from fedtmle.model.table import Table
@@ -17,7 +18,7 @@ from fedtmle_core.leaves import Number
 from fedtmle_core.plan import Plan
 from fedtmle_core.sheet import Sheet
 from fedtmle_core.terms import ONE, Term
-from tests.effects.studies import cut, finish
+from tests.effects.studies import finish
 from tests.effects.test_pooled import OPTIONS, TARGETS, people, study_of
 from tests.narrow import targeted
 
@@ -84,12 +85,12 @@ class Supplied:
         return run_open(diagnostic.ask(), self.sheets, self.plan).numbers
 
 
-def supplied(finished: Finished, tables: Mapping[str, Table]) -> Supplied:
+def supplied(finished: Finished, tables: Sequence[Table]) -> Supplied:
     """Return the rows of a finished study of an effect, nuisances evaluated, and the EIF at its law."""
     outcome = targeted(finished)
     problem = outcome.problem
     silos = []
-    for table in tables.values():
+    for table in tables:
         rows = problem.prepare(table)
         g = problem.prepare.scores(table)
         moments = problem.moment_columns(outcome.law, rows)
@@ -138,9 +139,19 @@ STUDIES = {
 
 
 def ran(name: str, option: str, n: int = 400):
-    """A study of the tests in three silos that hide nothing: study, outcome, and rows as supplied columns."""
+    """A study of the tests: itself, its outcome, and its rows in three silos."""
     study = study_of(TARGETS[name], **OPTIONS[option])
     data = people(study, n, seed=3)
     where = np.random.default_rng(1).integers(0, 3, size=data["family"].max() + 1)[data["family"]]
-    finished, tables = finish(study, cut(data, [np.flatnonzero(where == m) for m in range(3)]))
-    return study, targeted(finished), supplied(finished, tables)
+    return pooled(study, data, [np.flatnonzero(where == m) for m in range(3)])
+
+
+def pooled(study: ft.Study, data: Columns, parts: Sequence[np.ndarray]):
+    """A study that ran with all records in one silo, where nothing is hidden, and its rows in several."""
+    finished, (table,) = finish_one(study, data)
+    return study, targeted(finished), supplied(finished, [table.take(part) for part in parts])
+
+
+def finish_one(study: ft.Study, data: Columns) -> tuple[Finished, list[Table]]:
+    finished, tables = finish(study, {"pooled": data})
+    return finished, list(tables.values())
