@@ -73,7 +73,8 @@ def test_a_masked_study_gives_the_bytes_of_one_process(tmp_path: Path) -> None:
     assert status.state is RunState.DONE, status.why
     here = run_here(study)
     assert here.run is not None
-    assert run.result.read_text() == here.to_json() + "\n"
+    assert run.result.read_text() == here.published(5).to_json() + "\n"
+    assert ft.load(run.result).document["published"] == {"floor": 5}
     assert run.transcript.read_bytes() == here.run.transcript.encode()
     assert set(here.document["sizes"].values()) == {None}
     plain = ft.run(study.study, study.silos)

@@ -6,7 +6,11 @@ import json
 
 import pytest
 
+import fedtmle as ft
+from fedtmle.report.page import render as page
 from fedtmle.runtime.result import Result
+from fedtmle.text.certificate import certificate_table
+from fedtmle.text.result import render as text
 from fedtmle_core.allowed import RESULT, published_result
 from fedtmle_core.publish import unlisted
 from tests.docs.test_result import keys_of, top_level
@@ -33,12 +37,30 @@ def test_every_targets_result_is_published(target: str) -> None:
     document = result(target=target, observe=True).document
     assert list(unlisted(document, RESULT)) == []
     shown = published_result(document, K)
-    assert set(shown) == set(document)
+    assert set(shown) == {*document, "published"}
+    assert shown["published"] == {"floor": K}
+    assert "nothing is of 1 to 10 people" in shown["notes"][-1]
     for exact, row in zip(document["estimates"], shown["estimates"], strict=True):
         assert abs(row["estimate"] - exact["estimate"]) <= exact["std_error"] / 79
         assert abs(row["std_error"] / exact["std_error"] - 1) < 0.005
         for limit in ("conf_low", "conf_high"):
             assert abs(row[limit] - exact[limit]) <= 0.05 * exact["std_error"] * max(1, abs(exact[limit]))
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_published_result_can_be_shown(algorithm: str) -> None:
+    for target in TARGETS if algorithm == "coded" else ("ATE",):
+        shown = result(algorithm, target, observe=True).published(K)
+        for words in (page(shown.document), text(shown.document), certificate_table(shown.document)):
+            assert len(words) > 80
+        assert "nothing is of 1 to 10 people" in page(shown.document)
+
+
+def test_a_result_is_published_once() -> None:
+    shown = result().published(K)
+    assert shown.published(5) is shown
+    with pytest.raises(ft.InputError, match="already"):
+        published_result(shown.document, K)
 
 
 def test_a_key_that_nobody_listed_stays() -> None:

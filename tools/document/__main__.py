@@ -6,11 +6,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fedtmle.targets.effects import estimands
-from tools.document import api, messages, proved, wire
+from tools.document import api, messages, proved, published, wire
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-PAGES = {"messages.md": messages.page, "wire.md": wire.page, "api.md": api.page, "proved.md": proved.page}
+PAGES = {
+    "messages.md": messages.page,
+    "wire.md": wire.page,
+    "api.md": api.page,
+    "proved.md": proved.page,
+    "published.md": published.page,
+}
 
 
 def _estimand_table() -> str:

@@ -2,8 +2,20 @@
 
 from __future__ import annotations
 
-from fedtmle_core.publish import Allowed, Document, Each, Flow, Named, Whole, cut, flow, published
+from fedtmle_core.publish import (
+    Allowed,
+    Document,
+    Each,
+    Flow,
+    Named,
+    NotPublishableError,
+    Whole,
+    cut,
+    flow,
+    published,
+)
 from fedtmle_core.rules import (
+    AT_RISK,
     BALANCE,
     CALIBRATION,
     CAUSES,
@@ -13,6 +25,7 @@ from fedtmle_core.rules import (
     EIF_MEAN,
     ESTIMATE,
     EXACT,
+    HISTOGRAM,
     HUNDREDTHS,
     HUNDREDTHS_UP,
     LADDER,
@@ -24,9 +37,11 @@ from fedtmle_core.rules import (
     PSI,
     RATIO,
     SAME_OBSERVED,
+    SHARED,
     SPREAD,
     STD_ERROR,
     TABLE,
+    TRUNCATED_SHARE,
     TWO_DIGITS,
     WALD,
     flow_rule,
@@ -134,6 +149,13 @@ CERTIFICATE: Allowed = {
     },
 }
 
+EMULATION: dict[str, Allowed] = {
+    **dict.fromkeys(["trial", "days", "censoring", "protocol", "labels", "steps", "floor"], EXACT),
+    "silos": Named(SHARED),
+    "not_shared": EXACT,
+    "table1": left_out(),
+}
+
 RESULT: dict[str, Allowed] = {
     # The plan.
     **dict.fromkeys(
@@ -207,7 +229,7 @@ RESULT: dict[str, Allowed] = {
     "truncated_hidden": EXACT,
     "effective_sizes": COUNT,
     "grid": EXACT,
-    "at_risk": {"periods": EXACT, "counts": COUNT, "hidden_in": EXACT},
+    "at_risk": {"periods": EXACT, "counts": AT_RISK, "hidden_in": EXACT},
     "periods": PERIODS,
     "weight_bound": EXACT,
     "adherence": Each(
@@ -226,7 +248,7 @@ RESULT: dict[str, Allowed] = {
     "overlap": {
         "is_poor": EXACT,
         "thresholds": EXACT,
-        "truncated_share": HUNDREDTHS,
+        "truncated_share": TRUNCATED_SHARE,
         "components": Each(
             {"name": EXACT, "effective": COUNT, "records": SAME_OBSERVED, "largest_share": HUNDREDTHS_UP}
         ),
@@ -235,9 +257,7 @@ RESULT: dict[str, Allowed] = {
     "balance": BALANCE,
     "learners": LEARNERS,
     "diagnostics": {
-        "overlap": Each(
-            {"probability_of": EXACT, "arm": EXACT, "edges": EXACT, "counts": TABLE, "hidden_in": EXACT}
-        ),
+        "overlap": Each(HISTOGRAM),
         "outcome_fit": {
             "r_squared": INITIAL_TARGETED,
             "deviance_explained": INITIAL_TARGETED,
@@ -246,6 +266,8 @@ RESULT: dict[str, Allowed] = {
         "eif_mean": EIF_MEAN,
     },
     "privacy": NOISED,
+    # An emulated trial: the plan, and what owners share of their hospitals.
+    "emulation": EMULATION,
     # The run.
     "convergence": {"reason": EXACT, "estimands": Each({"estimand": EXACT, "bound": ONE_DIGIT_UP})},
     "fits": {
@@ -295,5 +317,20 @@ def result_flow(document: Document, k: int) -> Flow:
 
 
 def published_result(document: Document, k: int) -> Document:
-    """Return what goes out of a study's result, for the floor ``k``."""
-    return published(document, RESULT, Whole(k=k, document=document, flow=result_flow(document, k)))
+    """Return what goes out of a study's result for the floor ``k``, which ``published`` and a note state."""
+    if "published" in document:
+        raise NotPublishableError("this result is published already")
+    shown = published(document, RESULT, Whole(k=k, document=document, flow=result_flow(document, k)))
+    notes = [*shown["notes"], NOTE.format(most=k - 1)]
+    return {**shown, "notes": notes, "published": {"floor": k}}
+
+
+NOTE = (
+    "counts are rounded so that nothing is of 1 to {most} people, and estimates to a hundredth of their "
+    "standard errors; the exact numbers stay at the hospitals"
+)
+
+
+def published_emulation(emulation: Document, k: int) -> Document:
+    """Return what goes out of an emulated trial's document, which joins a published result."""
+    return published(emulation, EMULATION, Whole(k=k, document={}, flow=Flow(omitted=0, n=0, arms=())))

@@ -21,6 +21,7 @@ from fedtmle_core.publish import (
     cut,
     digits,
     estimated,
+    multiple,
     on_grid,
     p_value,
     step_above,
@@ -77,26 +78,54 @@ def _coarse(value: Plain, whole: Whole) -> Plain:
     return cut(_number(value), whole.flow.n, whole.k)
 
 
-def _table(value: Plain, whole: Whole) -> Plain:
-    if not isinstance(value, list):
-        raise NotPublishableError("a table is a list of cells")
+def table(counts: Sequence[Plain], total: int, k: int) -> list[int | None]:
+    """Return the cells of a table of so many people; those that are unknown stay so."""
+    shown = iter(cells([_number(count) for count in counts if count is not None], total, k))
+    return [None if count is None else next(shown) for count in counts]
+
+
+def people_of(counts: Sequence[Plain]) -> float:
+    """Return how many people a table has."""
+    return sum(_number(count) for count in counts if count is not None)
+
+
+def _tables(value: Plain, whole: Whole) -> Plain:
+    """Return a table, or each of several: its total is one more rounded count."""
     if value and all(isinstance(item, list) for item in value):
-        return [_table(item, whole) for item in value]
-    known = [_number(item) for item in value if item is not None]
-    shown = iter(cells(known, _total(sum(known), whole), whole.k))
-    return [None if item is None else next(shown) for item in value]
+        return [_tables(item, whole) for item in value]
+    return table(value, cut(people_of(value), whole.flow.n, whole.k), whole.k)
 
 
-def _total(people: float, whole: Whole) -> int:
-    """Return how many people a table has as published: an arm, those with an outcome, or rounded."""
-    flow, exact = whole.flow, whole.document
-    same = dict(zip(exact.get("arm_counts") or (), whole.flow.arms, strict=False))
-    same |= {(exact.get("participants") or {}).get("with_outcome"): flow.with_outcome} if flow.parts else {}
-    return same[people] if people in same else cut(people, flow.n, whole.k)
+def _histogram(value: Document, whole: Whole) -> Document:
+    """Return a histogram of the people of one arm, which add up to the arm if all hospitals show theirs."""
+    arms = list(whole.document["arms"])
+    total = cut(people_of(value["counts"]), whole.flow.n, whole.k)
+    if value["arm"] in arms and len(arms) == len(whole.flow.arms) and not any(value["hidden_in"]):
+        total = whole.flow.arms[arms.index(value["arm"])]
+    return {**value, "counts": table(value["counts"], total, whole.k)}
+
+
+def _at_risk(value: Plain, whole: Whole) -> Plain:
+    """Return those at risk by period as groups of their arm."""
+    arms = whole.flow.arms
+    return [
+        [None if count is None else cut(_number(count), arm, whole.k) for count in row]
+        for row, arm in zip(value, arms, strict=True)
+    ]
+
+
+def _share(value: Plain, whole: Whole) -> Plain:
+    """Return shares of all people, computed from the counts as they are published."""
+    del value
+    counts: list[int] = _coarse(whole.document["truncated"], whole)
+    return [round(count / whole.flow.n, 4) for count in counts]
 
 
 COUNT = Rule("rounded to multiples of k", _coarse)
-TABLE = Rule("a table rounded to multiples of k", _table)
+TABLE = Rule("a table, rounded to multiples of k", _tables)
+HISTOGRAM = Rule(TABLE.name, _histogram, frozenset(["probability_of", "arm", "edges", "counts", "hidden_in"]))
+AT_RISK = Rule(COUNT.name, _at_risk)
+TRUNCATED_SHARE = Rule(COUNT.name, _share)
 FLOW = "the exact table; 1 to k - 1 people become 0 or k"
 
 
@@ -126,7 +155,7 @@ SAME_OBSERVED = Rule(FLOW, _records)
 def _causes(value: Plain, whole: Whole) -> Plain:
     """Return events by arm and cause: the exact table's, unless some hospitals' are not among them."""
     if any(whole.document.get("events_hidden_in") or ()):
-        return _table(value, whole)
+        return _tables(value, whole)
     return [list(part) for part in whole.flow.parts]
 
 
@@ -158,6 +187,24 @@ PERIODS = Rule(
     _periods,
     frozenset(["period", "at_risk", "censored", "events"]),
 )
+
+
+def _shared(value: Document, whole: Whole) -> Document:
+    """Return a hospital's counts by step and arm, which its owner shares, as groups of the first."""
+    first = value["people"][0] if value["people"] else None
+    everyone = 0 if first is None else multiple(_number(first), whole.k)
+
+    def shown(count: Plain) -> int | None:
+        return None if count is None else cut(_number(count), everyone, whole.k)
+
+    arms = [
+        {"name": arm["name"], **{key: shown(arm[key]) for key in ("people", "events", "unknown")}}
+        for arm in value["arms"]
+    ]
+    return {"people": [shown(count) for count in value["people"]], "arms": arms}
+
+
+SHARED = Rule(COUNT.name, _shared, frozenset(["people", "arms"]))
 
 
 # Estimates, their intervals and tests.
@@ -282,10 +329,8 @@ def _covariance(value: Plain, whole: Whole) -> Plain:
 def _by_component(value: Plain, whole: Whole) -> Plain:
     """Return means of the influence function on the grids of their components' estimates."""
     errors = dict(zip(whole.document.get("names") or (), _errors(whole), strict=True))
-    return {
-        name: estimated(_number(mean), errors[name]) if errors.get(name) else None
-        for name, mean in value.items()
-    }
+    largest = max(errors.values(), default=0.0)  # where only a contrast was targeted
+    return {name: estimated(_number(mean), errors.get(name, largest)) for name, mean in value.items()}
 
 
 STD_ERROR = Rule("three digits", _deep(lambda value: digits(value, SE_DIGITS)))
@@ -486,9 +531,12 @@ def _calibration(value: Document, whole: Whole) -> Document:
     shown = dict(empty)
     if joined:
         shown["counts"] = [0] * bins
-        people = sum(count for _, count, _ in joined)
-        table = cells([count for _, count, _ in joined], _total(people, whole), whole.k)
-        for (at, count, total), rounded in zip(joined, table, strict=True):
+        everyone = sum(count for _, count, _ in joined)
+        shown_total = cut(everyone, whole.flow.n, whole.k)
+        if whole.flow.parts and not any(value["hidden_in"]):
+            shown_total = whole.flow.with_outcome  # the bins divide those with an outcome
+        rounded_cells = cells([count for _, count, _ in joined], shown_total, whole.k)
+        for (at, count, total), rounded in zip(joined, rounded_cells, strict=True):
             shown["counts"][at] = rounded
             for n in names:
                 step = step_above((whole.k if binary and n == "observed" else 1) * width / count)

@@ -33,7 +33,7 @@ from fedtmle.layout import number, wrapped
 from fedtmle.results.result import StudyResult
 from fedtmle.runtime.session import InProcess
 from fedtmle.studies.home import Home, open_party
-from fedtmle.studies.over import run_over
+from fedtmle.studies.over import leaving, run_over
 from fedtmle.studyfile.draft import variables_text
 from fedtmle.studyfile.file import StudyFile, file_plan, read_study
 from fedtmle_core import kernels
@@ -296,7 +296,7 @@ def compare(
         estimates=json.loads(deployed)["estimates"],
         n=embedded.document["n"],
         silos=len(embedded.document["sizes"]),
-        same_result=deployed == embedded.to_json() + "\n",
+        same_result=deployed == leaving(embedded).to_json() + "\n",
         same_transcript=transcript == embedded.run.transcript.encode(),
         transcript_bytes=len(transcript),
         rounds=len(last.seconds),

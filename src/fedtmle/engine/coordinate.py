@@ -16,7 +16,7 @@ from fedtmle.engine.runs import Move, MoveError, RunFolder, Terms, full_disk, lo
 from fedtmle.errors import DeadlineError, FedTMLEError, InputError, JournalError, ProtocolError, RefusedError
 from fedtmle.programs.study import Study
 from fedtmle.runtime.session import ABSENT, Federation, Journalled, RoundReport, opened_silos
-from fedtmle.studies.over import run_over
+from fedtmle.studies.over import leaving, run_over
 from fedtmle.studies.progress import EventLog
 from fedtmle.studyfile.file import StudyFile, file_plan
 from fedtmle_core.journal import FileJournal
@@ -180,7 +180,7 @@ class Coordination:
         if result.run is None:
             raise AssertionError("a fresh result has its run")
         result.run.transcript.save(self._folder.transcript)
-        result.save(self._folder.result)
+        leaving(result).save(self._folder.result)
         self._events.finished(text=result.document["status_text"], converged=result.document["converged"])
         self._move(Move.FINISH, why=result.document["status_text"], absent=result.document["absent"])
 

@@ -283,7 +283,9 @@ def participants(document: Document) -> str:
             rows.append(
                 [words, *(f"{each[key]:,} ({share(each[key], each['at_risk'])})" for each in periods)]
             )
-    by_silo = [[silo, f"{size:,}"] for silo, size in document["sizes"].items()]
+    by_silo = [
+        [silo, "not disclosed" if size is None else f"{size:,}"] for silo, size in document["sizes"].items()
+    ]
     numbers = scrolling(table(["silo", "records"], by_silo), "Records by silo")
     return scrolling(table(head, rows), "Participants") + element(
         "details", text("summary", "Records by silo") + numbers

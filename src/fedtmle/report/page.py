@@ -231,6 +231,8 @@ def sent(document: Document) -> str:
         "and received"
     )
     html += scrolling(table(["silo", *heads, "sent", "received"], rows, caption=caption), "Bits by silo")
+    if not data.phases:  # a published result has no bits by round
+        return html
     total = sum(sum(sent) for sent in data.up.values())
     description = f"{len(data.phases)} rounds, {len(data.up)} silos, {total:,} bits from silos in all."
     title = "Bits of each silo's answers, and of the broadcast to each, by round"

@@ -16,6 +16,7 @@ from fedtmle.layout import POOR_OVERLAP, Document, element, is_poor, silo_count,
 from fedtmle.protocol.messages import WIRE_FORMAT
 from fedtmle.runtime.result import Result
 from fedtmle.version import __version__
+from fedtmle_core.allowed import published_result
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -61,6 +62,27 @@ class StudyResult:
         text = json.dumps(self.document, allow_nan=False, indent=1)
         # A JSON string has no line break, so only lists can match.
         return _NUMBER_LIST.sub(lambda match: " ".join(match[0].split()), text)
+
+    def published(self, floor: int) -> StudyResult:
+        """Return the result as everybody may read it: nothing of it is about 1 to ``floor`` - 1 people.
+
+        Counts are rounded, estimates too, to a hundredth of their standard errors, and what tells of single
+        rounds or silos is left out: the page of what is published lists every key with its rule. A result
+        that is published already is returned as it is.
+
+        Raises
+        ------
+        InputError
+            Too few people were analysed or are in an arm, or the floor is below five.
+
+        Examples
+        --------
+        >>> result.published(11).document["published"]
+        {'floor': 11}
+        """
+        if "published" in self.document:
+            return self
+        return StudyResult(document=published_result(self.document, floor))
 
     def save(self, path: str | Path) -> None:
         """Write the document as JSON; `load` reads it."""

@@ -9,6 +9,7 @@ from fedtmle.algorithms.coded import Coded
 from fedtmle.errors import InputError
 from fedtmle.programs.flow import study_details
 from fedtmle.protocol.plan import Plan
+from fedtmle.protocol.policy import Policy
 from fedtmle.results.document import document
 from fedtmle.results.inference import reporting_progress
 from fedtmle.results.result import StudyResult
@@ -50,6 +51,15 @@ def conclude(completed: CompletedRun, *, release: Sequence[str] = ()) -> StudyRe
     start = study_details(completed.finished.outcome).start
     result = completed.result(law=start, algorithm=algorithm)
     return StudyResult(document=document(completed.plan, completed.finished, result, release), run=result)
+
+
+def leaving(result: StudyResult) -> StudyResult:
+    """Return the result that a deployed study gives to its author: published if the sums are masked.
+
+    The floor is that of the package's own policy. Numbers with noise may be read by everybody as they are.
+    """
+    masked = all(size is None for size in result.document["sizes"].values())  # nobody knows the sizes
+    return result.published(Policy().min_cell) if masked and "privacy" not in result.document else result
 
 
 def check_release(release: Sequence[str], silos: Collection[str]) -> None:
