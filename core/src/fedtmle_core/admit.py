@@ -17,8 +17,9 @@ stated with the attacks (`docs/circles.md`); the bound on the linear predictor a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TypeAlias, final
 
 from fedtmle_core import graph
@@ -151,19 +152,25 @@ def _bare(term: Term) -> Term:
 
 def forms_of(terms: Iterable[Term], plan: Plan) -> Forms:
     """Return the columns that terms are sums of, each up to predictions and public factors."""
-    roots = list(terms)
+    return _found(list(terms), _vocabulary(plan))
+
+
+@lru_cache(maxsize=16)
+def _vocabulary(plan: Plan) -> frozenset[bytes]:
+    """Return the factors of the plan's columns: predictors over these are predictions, in every world."""
+    return frozenset(each for form in _found(plan.columns, frozenset()) for each in form)
+
+
+def _found(roots: Sequence[Term], vocabulary: frozenset[bytes]) -> Forms:
     found: dict[Term, Forms] = {}
-    vocabulary: Forms = frozenset()
-    for term in graph.ordered([*plan.columns, *roots]):
+    for term in graph.ordered(roots):
         found[term] = _forms(term, found, vocabulary)
-        if term == (plan.columns[-1] if plan.columns else None):
-            # All columns of the plan are listed by now; predictors over them are predictions.
-            vocabulary = frozenset(form for column in plan.columns for form in found.get(column, ()))
     return frozenset(form for root in roots for form in found[root])
 
 
-def _forms(term: Term, found: Mapping[Term, Forms], vocabulary: Forms) -> Forms:
+def _forms(term: Term, found: Mapping[Term, Forms], vocabulary: frozenset[bytes]) -> Forms:
     parts = [found[part] for part in term.parts]
+    is_predictor = all(vocabulary.issuperset(form) for part in parts for form in part)
     match term:
         case Constant():
             return frozenset({()})
@@ -174,9 +181,9 @@ def _forms(term: Term, found: Mapping[Term, Forms], vocabulary: Forms) -> Forms:
             for part in parts:
                 forms = _limited(frozenset(_joined(one, other) for one in forms for other in part))
             return forms
-        case Softmax() if frozenset().union(*parts) <= vocabulary | {()}:
+        case Softmax() if is_predictor:
             return frozenset({()})
-        case Apply(function=function) if function in SMOOTH and parts[0] <= vocabulary | {()}:
+        case Apply(function=function) if function in SMOOTH and is_predictor:
             return frozenset({()})
     return frozenset({(_mark(term),)})
 

@@ -29,7 +29,7 @@ class Member:
 
 
 @final
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Plan:
     """All that an owner approves.
 
@@ -68,6 +68,12 @@ class Plan:
         from fedtmle_core.documents import write_plan
 
         return hashlib.sha256(b"fedtmle plan" + write_plan(self)).digest()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Plan) and self.digest == other.digest
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
 
 
 @final
