@@ -11,7 +11,7 @@ from test_blocks import PLAN
 from fedtmle_core.admit import Judged, NotAdmittedError, admit, columns_of
 from fedtmle_core.blocks import Block, Cells, Layer, Moments, Score
 from fedtmle_core.leaves import Between, Fold, Known, Level, Number, Power
-from fedtmle_core.plan import Question
+from fedtmle_core.plan import Model, Question
 from fedtmle_core.terms import ONE, Apply, Kept, Pick, Softmax, Term, product, total
 from fedtmle_core.types import Family, Part
 
@@ -19,7 +19,8 @@ X, M, A, S = Number("x", 3), Number("m", 4), Level("a", 1), Known("s", is_level=
 Y = Level("a", 2)
 SEEN = Known("m")
 VOCABULARY = (ONE, A, X, M)
-PLAN_OF_FITS = replace(PLAN, columns=VOCABULARY, responses=(ONE, A, SEEN, product(SEEN, Y)), groups=())
+MODEL = Model(columns=VOCABULARY, responses=(ONE, A, SEEN, product(SEEN, Y)))
+PLAN_OF_FITS = replace(PLAN, models=(MODEL,))
 AT = (0.1, 0.2, -0.3, 0.4)
 G = Apply("expit", total(VOCABULARY, AT))
 H = A * Apply("inverse", G, 0.05)
@@ -135,6 +136,6 @@ def test_a_product_of_long_sums_is_no_column() -> None:
 
 def test_each_response_times_each_column_is_judged_once() -> None:
     columns = columns_of(PLAN_OF_FITS)
-    assert len(columns) == 16
+    assert len(columns) == 15  # 1 times A is A times 1
     assert DICTIONARY.levels("a") == ("0", "1", "2")
     assert all(JUDGED.has(column, PLAN_OF_FITS) for column in columns)

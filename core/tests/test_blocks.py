@@ -20,7 +20,7 @@ from fedtmle_core.errors import DataError, DecodeError, InputError
 from fedtmle_core.evaluate import Workspace, on_lattice, values_of
 from fedtmle_core.exact import Sums
 from fedtmle_core.leaves import Known, Level, Number
-from fedtmle_core.plan import Member, Plan, Question
+from fedtmle_core.plan import Member, Model, Plan, Question
 from fedtmle_core.sheet import Sheet
 from fedtmle_core.terms import ONE, Apply, Kept, Term, total
 from fedtmle_core.types import Family, Part
@@ -30,9 +30,7 @@ COLUMNS = (ONE, X, M, Known("m"), A)
 AT = (0.1, -0.7, 0.3, 0.2, 1.5)
 PLAN = Plan(
     dictionary=DICTIONARY,
-    columns=COLUMNS,
-    responses=(ONE, A),
-    groups=(A, 1.0 - A),
+    models=(Model(columns=COLUMNS, responses=(ONE, A), groups=(A, 1.0 - A)), Model(columns=(ONE, X))),
     members=(Member(name="north", signing=b"s" * 32, exchange=b"x" * 32),),
     study=b"study",
     author="author",
@@ -339,7 +337,7 @@ def test_plans_that_do_not_hold_together_are_refused() -> None:
         {"people": 1 << 41},
         {"floor": 0},
         {"members": PLAN.members * 2},
-        {"columns": (Number("nobody", 0),)},
+        {"models": (Model(columns=(Number("nobody", 0),)),)},
     ):
         with pytest.raises(InputError):
             Plan(**{**fields, **change})

@@ -17,7 +17,7 @@ from fedtmle_core.evaluate import Workspace
 from fedtmle_core.judged import about_the_middle, before_fits, describe, factors, judge, layout
 from fedtmle_core.judgement import RAISE, Name, Outcome, Step
 from fedtmle_core.leaves import Known, Level, Number, Power
-from fedtmle_core.plan import Member, Plan
+from fedtmle_core.plan import Member, Model, Plan
 from fedtmle_core.sheet import Sheet
 from fedtmle_core.span import Layout
 from fedtmle_core.terms import ONE, ZERO, Kept, Term, product
@@ -37,9 +37,7 @@ def values(term: Term) -> np.ndarray:
 def plan(columns: tuple[Term, ...], responses: tuple[Term, ...], groups: tuple[Term, ...] = ()) -> Plan:
     return Plan(
         dictionary=DICTIONARY,
-        columns=columns,
-        responses=responses,
-        groups=groups,
+        models=(Model(columns=columns, responses=(ONE, *responses), groups=groups),),
         members=MEMBERS,
         study=b"study",
         author="author",
@@ -116,7 +114,9 @@ def test_numbers_about_the_middle_span_the_same_and_are_conditioned_better() -> 
     workspace = Workspace(PEOPLE)
     columns = (ONE, Number("age", 7), Level("a", 1))
     responses = (ONE, Level("s", 0), product(Known("m"), Number("m", 4)))
-    found = judge(plan(columns, ()), workspace, 3, columns, responses)
+    found = judge(
+        plan(columns, ()), workspace, 3, [Model(columns=tuple(columns), responses=tuple(responses))]
+    )
     moved = np.concatenate(list(found.columns.pieces()), axis=1)
     raw = np.stack([values(product(r, c)) for r in responses for c in columns])
     assert np.abs(moved).max() <= 1.0
@@ -134,7 +134,7 @@ def test_numbers_about_the_middle_span_the_same_and_are_conditioned_better() -> 
 
 
 def test_without_the_column_1_numbers_stay_where_they_are() -> None:
-    found = judge(plan(NUMBERS, ()), Workspace(PEOPLE), 3, NUMBERS)
+    found = judge(plan(NUMBERS, ()), Workspace(PEOPLE), 3, [Model(columns=NUMBERS)])
     moved = np.concatenate(list(found.columns.pieces()), axis=1)
     raw = np.stack([values(c) for c in NUMBERS])
     np.testing.assert_allclose(
@@ -175,9 +175,13 @@ def study(seed: int, n: int, *, floor: int = 5) -> tuple[Plan, list[Sheet], dict
     treated, seen, outcome = Level("a", 1), Known("y"), Number("y", 8)
     given = Plan(
         dictionary=DECLARED,
-        columns=(ONE, Number("x", 6), Level("f", 1), Level("f", 2), treated),
-        responses=(treated, seen, product(seen, outcome)),
-        groups=(product(treated, seen), product(1.0 - treated, seen), 1.0 - seen),
+        models=(
+            Model(
+                columns=(ONE, Number("x", 6), Level("f", 1), Level("f", 2), treated),
+                responses=(ONE, treated, seen, product(seen, outcome)),
+                groups=(product(treated, seen), product(1.0 - treated, seen), 1.0 - seen),
+            ),
+        ),
         members=MEMBERS,
         study=b"study",
         author="author",
@@ -227,7 +231,9 @@ def test_lanes_do_not_depend_on_records() -> None:
 def test_closing_terms_are_judged_as_they_are() -> None:
     given, sheets, _ = study(1, 200)
     clever = product(Level("a", 1), 1.0 / 0.05 * Power("x", 6, 3), 1.0 - Level("f", 2))
-    found = [judge(given, Workspace(people), 3, (ONE, clever), advice=RAISE) for people in sheets]
+    found = [
+        judge(given, Workspace(people), 3, [Model(columns=(ONE, clever))], advice=RAISE) for people in sheets
+    ]
     assert run(found)[-1] is Step.PASSED
     assert {str(name) for name in found[0].columns.names} == {
         "'everybody'",

@@ -33,9 +33,7 @@ class Cohort:
     def plan(self) -> Plan:
         return Plan(
             dictionary=self.dictionary,
-            columns=(),
-            responses=(),
-            groups=(),
+            models=(),
             members=(Member(name="a", signing=bytes(32), exchange=bytes(32)),),
             study=b"",
             author="",

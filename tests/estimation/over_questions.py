@@ -19,9 +19,7 @@ def plan_of(declared: Declared) -> Plan:
     """Return a plan of the study's dictionary, without members: nothing is sent."""
     return Plan(
         dictionary=declared.dictionary,
-        columns=(),
-        responses=(),
-        groups=(),
+        models=(),
         members=(),
         study=b"",
         author="test",

@@ -79,7 +79,13 @@ class Judged:
 
 def columns_of(plan: Plan) -> tuple[Term, ...]:
     """Return the columns of the first judgement, in the order in which they are judged."""
-    return tuple(product(response, column) for response in plan.responses for column in plan.columns)
+    products = (
+        product(response, column)
+        for model in plan.models
+        for response in model.responses
+        for column in model.columns
+    )
+    return tuple(dict.fromkeys(products))
 
 
 def admit(question: Question, plan: Plan, judged: Judged) -> None:

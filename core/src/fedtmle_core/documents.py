@@ -16,7 +16,7 @@ from fedtmle_core import graph
 from fedtmle_core.blocks import Block, Cells, Lattice, Layer, Moments, Score
 from fedtmle_core.dictionary import Categorical, Dictionary, Identifier, Numeric, Variable
 from fedtmle_core.errors import DecodeError, InputError
-from fedtmle_core.plan import Member, Plan, Question
+from fedtmle_core.plan import Member, Model, Plan, Question
 from fedtmle_core.terms import Term
 from fedtmle_core.types import Family, Part
 
@@ -76,8 +76,7 @@ class _Plan(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     variables: list[_Variable]
     nodes: list[graph.Node]
     roots: list[int]
-    columns: int
-    responses: int
+    models: list[tuple[int, int, int]]
     members: list[tuple[str, bytes, bytes]]
     study: bytes
     author: str
@@ -123,14 +122,13 @@ def read_question(data: bytes) -> Question:
 
 def write_plan(plan: Plan) -> bytes:
     """Return the one document of a plan."""
-    nodes, roots = graph.encode((*plan.columns, *plan.responses, *plan.groups))
+    nodes, roots = graph.encode(plan.terms)
     return msgspec.msgpack.encode(
         _Plan(
             variables=[_variable(variable) for variable in plan.dictionary.variables],
             nodes=nodes,
             roots=roots,
-            columns=len(plan.columns),
-            responses=len(plan.responses),
+            models=[(len(each.columns), len(each.responses), len(each.groups)) for each in plan.models],
             members=[(member.name, member.signing, member.exchange) for member in plan.members],
             study=plan.study,
             author=plan.author,
@@ -147,14 +145,11 @@ def write_plan(plan: Plan) -> bytes:
 def read_plan(data: bytes) -> Plan:
     """Return the plan of a document, or raise `DecodeError`."""
     found = _decoded(data, _Plan)
-    terms = graph.decode(found.nodes, found.roots)
-    responses = found.columns + found.responses
+    terms = iter(graph.decode(found.nodes, found.roots))
     try:
         plan = Plan(
             dictionary=Dictionary(tuple(_read_variable(variable) for variable in found.variables)),
-            columns=tuple(terms[: found.columns]),
-            responses=tuple(terms[found.columns : responses]),
-            groups=tuple(terms[responses:]),
+            models=tuple(_read_model(sizes, terms) for sizes in found.models),
             members=tuple(Member(name=name, signing=s, exchange=x) for name, s, x in found.members),
             study=found.study,
             author=found.author,
@@ -165,7 +160,7 @@ def read_plan(data: bytes) -> Plan:
             most_numbers=found.most_numbers,
             epsilon=found.epsilon,
         )
-    except (InputError, ValueError):
+    except (InputError, ValueError, StopIteration, RuntimeError):
         raise DecodeError("a plan does not hold together") from None
     if write_plan(plan) != data:
         raise DecodeError("a plan is not in its canonical form")
@@ -257,6 +252,11 @@ def _read_layer(layer: _Layer, terms: Iterator[Term]) -> Layer:
 
 def _next(terms: Iterator[Term], count: int) -> tuple[Term, ...]:
     return tuple(next(terms) for _ in range(count))
+
+
+def _read_model(sizes: tuple[int, int, int], terms: Iterator[Term]) -> Model:
+    columns, responses, groups = (_next(terms, size) for size in sizes)
+    return Model(columns=columns, responses=responses, groups=groups)
 
 
 def _variable(variable: Variable) -> _Variable:

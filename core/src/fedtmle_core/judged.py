@@ -24,7 +24,7 @@ from fedtmle_core.dictionary import Dictionary
 from fedtmle_core.evaluate import Workspace
 from fedtmle_core.judgement import LEAVE_OUT, Judge, Name
 from fedtmle_core.leaves import AbstractPiece, Between, Fold, Known, Level
-from fedtmle_core.plan import Plan
+from fedtmle_core.plan import Model, Plan
 from fedtmle_core.span import Array, Layout
 from fedtmle_core.terms import ONE, ZERO, Kept, Product, Sum, Term, product
 
@@ -88,19 +88,17 @@ def _covering(size: float) -> int:
 
 
 def judge(
-    plan: Plan,
-    workspace: Workspace,
-    hospitals: int,
-    columns: Sequence[Term],
-    responses: Sequence[Term] = (ONE,),
-    groups: Sequence[Term] = (),
-    advice: str = LEAVE_OUT,
+    plan: Plan, workspace: Workspace, hospitals: int, models: Sequence[Model], advice: str = LEAVE_OUT
 ) -> Judge:
-    """Return the judgement of all products of responses and columns; they are counted, and in groups too."""
+    """Return the judgement of all products of the models' responses and columns.
+
+    They are counted, and so are the columns in the models' groups.
+    """
     named = {
         (r, c): Name(describe(c, plan.dictionary), describe(r, plan.dictionary) if r != ONE else "")
-        for r in (*groups, *responses)
-        for c in columns
+        for model in models
+        for r in (*model.groups, *model.responses)
+        for c in model.columns
     }
     counted: dict[Factors, Name] = {}
     for (r, c), name in named.items():
@@ -109,18 +107,18 @@ def judge(
     places = {whole: place for place, whole in enumerate(counted)}
     spanned: dict[Factors, Name] = {}
     bounds: list[int] = []
-    for r in responses:
-        for c in columns:
-            whole, alone = factors(r, c), factors(r)
-            if whole is None or alone is None:
-                continue
-            if isinstance(c, AbstractPiece) and ONE in columns:
-                moved, bound = factors(r, about_the_middle(c, plan.dictionary)), alone
-            else:
-                moved, bound = whole, whole
-            if moved is not None and moved not in spanned:
-                spanned[moved] = named[r, c]
-                bounds.append(places[bound])
+    asked = ((model, r, c) for model in models for r in model.responses for c in model.columns)
+    for model, r, c in asked:
+        whole, alone = factors(r, c), factors(r)
+        if whole is None or alone is None:
+            continue
+        if isinstance(c, AbstractPiece) and ONE in model.columns:
+            moved, bound = factors(r, about_the_middle(c, plan.dictionary)), alone
+        else:
+            moved, bound = whole, whole
+        if moved is not None and moved not in spanned:
+            spanned[moved] = named[r, c]
+            bounds.append(places[bound])
     return Judge(
         counted=TermColumns.of(workspace, counted, plan.dictionary),
         columns=TermColumns.of(workspace, spanned, plan.dictionary),
@@ -135,7 +133,7 @@ def judge(
 
 def before_fits(plan: Plan, workspace: Workspace, hospitals: int) -> Judge:
     """Return the judgement that precedes all sums of a plan's fits."""
-    return judge(plan, workspace, hospitals, plan.columns, (ONE, *plan.responses), plan.groups)
+    return judge(plan, workspace, hospitals, plan.models)
 
 
 def about_the_middle(column: Term, dictionary: Dictionary) -> Term:

@@ -29,20 +29,34 @@ class Member:
 
 
 @final
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """A model that a study fits: what is judged are the products of its responses and its columns.
+
+    ``responses`` are the weight of a record and the weight times the response; ``groups`` are those whom the
+    model tells apart. In each group, each column is that of nobody or of as many people as the floor says.
+    """
+
+    columns: tuple[Term, ...]
+    responses: tuple[Term, ...] = (ONE,)
+    groups: tuple[Term, ...] = ()
+
+    @property
+    def terms(self) -> tuple[Term, ...]:
+        return (*self.columns, *self.responses, *self.groups)
+
+
+@final
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Plan:
     """All that an owner approves.
 
-    ``columns`` is the vocabulary of every linear predictor, ``responses`` are the terms whose products with
-    columns the fits ask for, and ``groups`` are compared: in each of them a column is that of nobody or of
-    ``floor`` people. ``people`` is a public bound of how many people all hospitals have together.
-    ``study`` is the digest of the study's own document, which the program reads.
+    ``models`` are those that the study fits. ``people`` is a public bound of how many people all hospitals
+    have together. ``study`` is the digest of the study's own document, which the program reads.
     """
 
     dictionary: Dictionary
-    columns: tuple[Term, ...]
-    responses: tuple[Term, ...]
-    groups: tuple[Term, ...]
+    models: tuple[Model, ...]
     members: tuple[Member, ...]
     study: bytes
     author: str
@@ -60,7 +74,17 @@ class Plan:
             raise InputError(f"floor: expected at least {LEAST_FLOOR}, not {self.floor}")
         if len({member.name for member in self.members}) != len(self.members):
             raise InputError("the roster has two hospitals of one name")
-        graph.intervals((*self.columns, *self.responses, *self.groups), self.dictionary)
+        graph.intervals(self.terms, self.dictionary)
+
+    @property
+    def terms(self) -> tuple[Term, ...]:
+        """All terms of the models."""
+        return tuple(term for model in self.models for term in model.terms)
+
+    @cached_property
+    def columns(self) -> tuple[Term, ...]:
+        """The vocabulary: the columns of all models, over which every linear predictor is."""
+        return tuple(dict.fromkeys(column for model in self.models for column in model.columns))
 
     @cached_property
     def digest(self) -> bytes:

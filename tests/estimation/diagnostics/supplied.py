@@ -51,9 +51,7 @@ class Supplied:
             )
             for silo in silos
         ]
-        plan = Plan(
-            dictionary=dictionary, columns=(), responses=(), groups=(), members=(), study=b"", author=""
-        )
+        plan = Plan(dictionary=dictionary, models=(), members=(), study=b"", author="")
         return cls(plan, tuple(sheets))
 
     @property

@@ -1,0 +1,58 @@
+"""The plan of a study, as a core reads it: its dictionary, the models that it fits, and its limits.
+
+It follows from the study and from the consortium's list alone, so that every hospital derives the same bytes.
+A regression asks for sums of its columns times its weight, and times its weight and response: these products
+are judged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from fedtmle.estimation.loader import Declared
+from fedtmle.estimation.nuisances import regressions
+from fedtmle.estimation.people import People
+from fedtmle_core.admit import INDICATORS
+from fedtmle_core.plan import Member, Model, Plan
+from fedtmle_core.terms import ONE, Term, product
+
+
+def plan_of(
+    declared: Declared,
+    members: Sequence[Member],
+    *,
+    study: bytes,
+    author: str,
+    floor: int = 5,
+    min_hospitals: int = 3,
+    people: int = 1 << 20,
+) -> Plan:
+    """Return the plan of a study of an effect; ``study`` is the digest of the study's own document."""
+    everybody = People.of(declared.study, declared.dictionary)
+    if declared.study.missingness_model is None:
+        everybody = everybody.completely_observed()
+    return Plan(
+        dictionary=declared.dictionary,
+        models=tuple(_models(declared, everybody)),
+        members=tuple(members),
+        study=study,
+        author=author,
+        min_hospitals=min_hospitals,
+        floor=floor,
+        people=people,
+    )
+
+
+def _models(declared: Declared, people: People) -> Iterator[Model]:
+    """Yield what is judged: who is counted, and each regression's columns with its weight and response."""
+    seen = [product(people.relative, arm, people.observed) for arm in people.taken]
+    arms = [product(people.relative, arm) for arm in people.taken]
+    yield Model(columns=(ONE, *people.strata), responses=tuple(dict.fromkeys([*arms, *seen])))
+    for regression in regressions(declared, people).values():
+        responses: dict[Term, None] = {}
+        groups: dict[Term, None] = {}
+        for record in regression.records:
+            w = ONE if record.w is None else record.w
+            responses |= dict.fromkeys([w, *(product(w, y) for y in record.ys)])
+            groups |= dict.fromkeys(product(w, 1.0 - y) for y in record.ys if isinstance(y, INDICATORS))
+        yield Model(columns=regression.design.columns, responses=tuple(responses), groups=tuple(groups))
