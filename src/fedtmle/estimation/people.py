@@ -97,8 +97,8 @@ def levels(dictionary: Dictionary, name: str, named: Sequence[str]) -> tuple[Ter
     if not is_categorical(dictionary, name):
         if len(named) != 2:
             raise InputError(f"'{name}' is a number, which has no levels")
-        there, upper = known(dictionary, name), number(dictionary, name)
-        return there - upper, upper
+        upper = number(dictionary, name)
+        return product(known(dictionary, name), 1.0 - Apply("step", upper, low=0.5)), upper
     places = {level: code for code, level in enumerate(dictionary.levels(name))}
     return tuple(Level(name, places[level]) for level in named)
 

@@ -17,6 +17,7 @@ from fedtmle.algorithms.optimizers import Newton
 from fedtmle.errors import FitError, InputError
 from fedtmle.estimation.components import indicator
 from fedtmle.estimation.counts import Counted, count_people
+from fedtmle.estimation.diagnostics.base import Pool
 from fedtmle.estimation.effect import EffectTerms
 from fedtmle.estimation.flow import Flow, ask
 from fedtmle.estimation.fluctuated import Law
@@ -48,6 +49,7 @@ class PreparedEffect:
     q: FluctuatedArms
     problem: TermProblem
     overlap: Overlap
+    pool: Pool
 
 
 Diagnose: TypeAlias = Callable[[PreparedEffect, Law], Flow[Diagnostics]]
@@ -74,7 +76,8 @@ def prepare(declared: Declared, hospitals: int) -> Flow[PreparedEffect]:
     effect = yield from effect_terms(declared, people, counted, nuisances)
     q = fluctuation(declared, effect)
     problem = TermProblem(q=q, dictionary=declared.dictionary)
-    start = yield from find_overlap(problem, q, counted.n, hospitals)
+    pool = Pool(n=counted.n, silos=hospitals)
+    start = yield from find_overlap(problem, effect, pool)
     return PreparedEffect(
         declared=declared,
         people=people,
@@ -84,6 +87,7 @@ def prepare(declared: Declared, hospitals: int) -> Flow[PreparedEffect]:
         q=q,
         problem=replace(problem, known=start.scales),
         overlap=start.overlap,
+        pool=pool,
     )
 
 
