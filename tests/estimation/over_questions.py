@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
 
 import fedtmle as ft
 from fedtmle.estimation.flow import Ran, run_open
@@ -36,3 +39,15 @@ def run_over_questions(study: ft.Study, silos: Mapping[str, object]) -> Ran[Targ
     declared = Declared(study)
     flow = effect_flow(declared, hospitals=len(silos))
     return run_open(flow, sheets_of(declared, silos), plan_of(declared))
+
+
+def assert_same(study: ft.Study, silos: Mapping[str, object], share: float) -> None:
+    """Assert that estimates and errors differ from those of the package by less than a share of an error."""
+    outcome = run_over_questions(study, silos).result
+    before = ft.run(replace(study, diagnostics=False), silos).run
+    assert before.psi is not None
+    assert before.std_error is not None
+    assert outcome.status is before.status
+    np.testing.assert_allclose(outcome.estimate.psi, before.psi, rtol=0, atol=share * before.std_error.min())
+    errors = np.sqrt(np.diag(outcome.estimate.covariance))
+    np.testing.assert_allclose(errors, before.std_error, rtol=share)

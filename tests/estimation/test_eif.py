@@ -46,9 +46,9 @@ def test_the_eif_is_that_of_rows(name: str, option: str) -> None:
     start, workspace = prepared(study, data)
     problem, table = problem_of_rows(study, data)
     eps = np.resize(HISTORY, start.q.dim)
-    for law, of_rows in ((Law(), EffectLaw()), (Law().moved(eps).moved(eps), problem.start())):
-        for _ in law.history:
-            of_rows = problem.move(of_rows, eps)
+    once = tuple(map(float, eps))
+    for history in ((), (once, once)):
+        law, of_rows = Law(history=history), EffectLaw(history=history)
         eif = start.q.eif(law)
         u, t, m = (np.stack(workspace.columns(terms)) for terms in (eif.u, eif.t, eif.m))
         psi = m.sum(axis=1) / t.sum(axis=1)
