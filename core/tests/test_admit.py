@@ -29,7 +29,7 @@ JUDGED = Judged.of(PLAN_OF_FITS)
 
 def asks(*blocks: Block, judged: Judged = JUDGED) -> bool:
     try:
-        admit(Question(blocks=blocks), PLAN_OF_FITS, judged)
+        admit(Question(blocks=blocks), judged)
     except NotAdmittedError:
         return False
     return True
@@ -101,17 +101,39 @@ def test_a_product_of_two_judged_columns_is_another_column() -> None:
     assert asks(Moments(columns=(A, X), products=((0, 1),)))  # a response times a column
 
 
+def closing(q: Term) -> tuple[Block, ...]:
+    """Return the closing sums and the targeting's gradient at a law whose prediction is q."""
+    u = product(H, SEEN, Y - q) + q
+    score = Score(
+        family=Family.LOGISTIC,
+        layers=(Layer(X=(product(H, SEEN),), offset=Apply("logit", Apply("clip", q, 0.1, 0.9)), y=Y),),
+        at=(0.0,),
+    )
+    return Moments.gram((u, q, ONE)), Moments.of((u, q)), score
+
+
 def test_terms_are_named_before_targeting() -> None:
-    u = product(H, Y - G)
-    closing = Moments.gram((u, H))
-    score = Score(family=Family.LOGISTIC, layers=(Layer(X=(H,), offset=total([X]), y=Y),), at=(0.0,))
-    assert not asks(closing)
-    assert not asks(score)
-    named = JUDGED.with_named([u, product(Apply("inverse", G, 0.05), Kept(A))])
-    assert asks(closing, score, judged=named)
-    assert not asks(closing, judged=JUDGED.with_named([u]))
-    assert not asks(score, judged=JUDGED.with_named([u]))
-    assert asks(Moments.of([Kept(u * -3.0)]), judged=named)
+    Q = Apply("expit", total(VOCABULARY, (0.3, -0.1, 0.2, 0.1)))
+    seen = product(Kept(A), SEEN, Apply("inverse", G, 0.05))
+    for block in (*closing(Q), Moments.of((seen,))):
+        assert not asks(block)
+    named = JUDGED.with_named([seen, product(seen, Y), ONE])
+    assert asks(*closing(Q), Moments.of((seen,)), judged=named)
+    moved = Apply("expit", Apply("logit", Apply("clip", Q, 0.1, 0.9)) + 0.5 * H)
+    assert asks(*closing(Kept(Q * 0.5)), judged=named)
+    assert asks(*closing(moved), judged=named)
+    other = product(A, SEEN, Apply("inverse", G, 0.01))  # with another bound
+    assert not asks(Moments.of((other,)), judged=named)
+    assert not asks(*closing(Q), judged=JUDGED.with_named([seen, ONE]))
+    assert not asks(*closing(Q), judged=JUDGED.with_named([product(seen, Y), ONE]))
+    assert not asks(*closing(Q), judged=JUDGED.with_named([seen, product(seen, Y)]))
+
+
+def test_squares_are_of_named_columns_alone() -> None:
+    named = JUDGED.with_named([ONE, product(A, X)])
+    assert asks(Moments.gram((product(A, X), ONE)), judged=named)
+    assert not asks(Moments.gram((product(A, X), M)), judged=named)
+    assert not asks(Moments.gram((product(A, X), ONE)))
 
 
 def test_bins_of_anything_are_of_judged_groups() -> None:
@@ -124,9 +146,9 @@ def test_bins_of_anything_are_of_judged_groups() -> None:
 def test_limits_of_the_plan_are_kept() -> None:
     assert not asks(fit(scale=1e5))
     with pytest.raises(NotAdmittedError, match="numbers"):
-        admit(Question(blocks=(fit(),)), replace(PLAN_OF_FITS, most_numbers=3), JUDGED)
+        admit(Question(blocks=(fit(),)), Judged.of(replace(PLAN_OF_FITS, most_numbers=3)))
     with pytest.raises(NotAdmittedError, match="logit"):
-        admit(Question(blocks=(Moments.of([Apply("logit", A)]),)), PLAN_OF_FITS, JUDGED)
+        admit(Question(blocks=(Moments.of([Apply("logit", A)]),)), JUDGED)
 
 
 def test_a_product_of_long_sums_is_no_column() -> None:
@@ -138,4 +160,4 @@ def test_each_response_times_each_column_is_judged_once() -> None:
     columns = columns_of(PLAN_OF_FITS)
     assert len(columns) == 15  # 1 times A is A times 1
     assert DICTIONARY.levels("a") == ("0", "1", "2")
-    assert all(JUDGED.has(column, PLAN_OF_FITS) for column in columns)
+    assert all(map(JUDGED.has, columns))

@@ -1,25 +1,26 @@
 """Which questions a core answers: sums of judged columns, with predictions as their coefficients.
 
-A study is judged twice (`judgement`). Before the fits the judged columns are the plan's: each response times
-each column of the vocabulary. Before targeting they are the terms that the programs name, clever covariates
-among them. A question is admitted if every number that it asks for is a sum over people of
+A study is judged twice (`judgement`). Before the fits the judged columns are the plan's: in each model, each
+response times each column. Before targeting they are the columns that the programs name: clever covariates,
+these times the outcome, and what else is added up at the end. A question is admitted if every number that it
+asks for is a sum over people of
 
-    a prediction times a judged column,      or, before targeting, combinations of these,
+    a prediction times a judged column      or of combinations of these,
 
-where a prediction is a smooth function of linear predictors over the vocabulary, whose coefficients all
-hospitals derived from totals. So the mean of y x and the gradient of a fit, (mu - y) x, are sums of the same
-judged columns; a cut on a number that the plan does not have as a column is no prediction, and no sum of it
-is answered. Which person has which value decides nothing here: an answer to "is it admitted?" tells nothing.
+where a prediction is a smooth function of linear predictors over the vocabulary, in [-1, 1]. The coefficients
+are what all hospitals derived from totals. So the mean of y x and the gradient of a fit, (mu - y) x, are sums
+of the same judged columns, and so is H (y - Q) at every law once H and H y are named. A cut on a number that
+the plan does not have as a column is no prediction, nor is an inverse probability, and no sum of them is
+answered. Which person has which value decides nothing here: an answer to "is it admitted?" tells nothing.
 
 Judged columns do not prove that a sum at some other point of a fit rests on many people. What is left then is
-stated with the attacks (`docs/circles.md`); the bound on the linear predictor and the lattice stand there.
+stated with the attacks (`docs/circles.md`); rounding stands there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import TypeAlias, final
 
 from fedtmle_core import graph
@@ -33,14 +34,15 @@ from fedtmle_core.terms import ONE, Apply, Constant, Kept, Product, Softmax, Sum
 Form: TypeAlias = tuple[bytes, ...]
 Forms: TypeAlias = frozenset[Form]
 
+ONES: Forms = frozenset({()})
 INDICATORS = (Level, Known, Between, Fold)  # their powers are themselves
-SMOOTH = ("expit", "exp", "logit", "log", "clip", "inverse")  # of a predictor; none of them cuts it in two
+SMOOTH = ("expit", "exp", "logit", "log", "clip")  # of a predictor; none of them cuts it in two
 MOST_FORMS = 10_000  # of one term; a product of long sums is no column of any study
 
-# The largest linear predictor, from the coefficients and the intervals of the columns. A person whose
-# prediction is e^-40 of another's weighs less than the last place of an exact sum. Coefficients searched at
-# random bring one person's share from .05 to .42 where the predictor is at most 2 and to 1 where it is at
-# most 8 (`core/tests/honest.py`): this bound keeps arithmetic sound, and does not protect people.
+# The largest linear predictor, from the coefficients and the intervals of the columns. Coefficients searched
+# at random bring one person's share from .05 to .42 where the predictor is at most 2, and to 1 where it is at
+# most 8, which honest fits reach. So this bound keeps arithmetic sound (e^700 is a double), and does not
+# protect people: that nobody chooses coefficients does.
 LARGEST_PREDICTOR = 700.0
 
 
@@ -51,30 +53,65 @@ class NotAdmittedError(FedTMLEError):
 @final
 @dataclass(frozen=True, kw_only=True)
 class Judged:
-    """What has been judged so far: forms of the plan's columns, and before targeting ``named`` terms.
+    """What has been judged so far: the forms of the plan's columns, and of those that were named since.
 
-    Products of two named terms are judged with them, by their roots; so is a named term times a residual.
+    ``vocabulary`` has the factors of all of these, over which predictors are: a prediction that was moved
+    along a clever covariate is one.
     """
 
-    forms: Forms
+    plan: Plan
+    vocabulary: frozenset[bytes] = frozenset()
+    of_plan: Forms = frozenset()
     named: Forms = frozenset()
 
     @classmethod
     def of(cls, plan: Plan) -> Judged:
-        """Return the columns of the first judgement: every response times every column."""
-        return cls(forms=forms_of(columns_of(plan), plan))
+        """Return the columns of the first judgement: in each model every response times every column."""
+        factors = frozenset(each for form in cls(plan=plan).forms_of(plan.columns) for each in form)
+        bare = cls(plan=plan, vocabulary=factors)
+        return replace(bare, of_plan=bare.forms_of(columns_of(plan)))
 
-    def with_named(self, terms: Iterable[Term]) -> Judged:
-        """Return the same with the terms of the second judgement."""
-        return Judged(forms=self.forms, named=frozenset(map(_factors, terms)))
+    def with_named(self, terms: Sequence[Term]) -> Judged:
+        """Return the same with the columns of the second judgement."""
+        named = self.forms_of(terms)
+        factors = frozenset(each for form in named for each in form)
+        return replace(self, named=named, vocabulary=self.vocabulary | factors)
 
-    def has(self, term: Term, plan: Plan) -> bool:
+    def has(self, term: Term) -> bool:
         """Return whether a sum of this term is one of judged columns."""
-        return self.names(term) or forms_of([term], plan) <= self.forms
+        return self.forms_of([term]) <= self.of_plan | self.named
 
-    def names(self, term: Term) -> bool:
-        """Return whether this term was named before targeting."""
-        return _factors(term) in self.named
+    def has_root(self, term: Term) -> bool:
+        """Return whether a term is of named columns, by which its square is judged."""
+        return self.forms_of([term]) <= self.named
+
+    def forms_of(self, terms: Iterable[Term]) -> Forms:
+        """Return the columns that terms are sums of, each up to predictions and public factors."""
+        roots = list(terms)
+        intervals = graph.intervals(roots, self.plan.dictionary)
+        found: dict[Term, Forms] = {}
+        for term, interval in intervals.items():
+            parts = [found[part] for part in term.parts]
+            found[term] = self._forms(term, parts, is_small=size(interval) <= 1.0)
+        return frozenset(form for root in roots for form in found[root])
+
+    def _forms(self, term: Term, parts: Sequence[Forms], *, is_small: bool) -> Forms:
+        is_predictor = all(self.vocabulary.issuperset(form) for part in parts for form in part)
+        match term:
+            case Constant():
+                return ONES
+            case Kept() | Sum():
+                return _limited(frozenset().union(*parts))
+            case Product():
+                forms = ONES
+                for part in parts:
+                    forms = _limited(frozenset(_joined(one, other) for one in forms for other in part))
+                return forms
+            case Softmax() if is_predictor:
+                return ONES
+            case Apply(function=function) if function in SMOOTH and is_predictor and is_small:
+                return ONES
+        return frozenset({(_mark(term),)})
 
 
 def columns_of(plan: Plan) -> tuple[Term, ...]:
@@ -88,8 +125,9 @@ def columns_of(plan: Plan) -> tuple[Term, ...]:
     return tuple(dict.fromkeys(products))
 
 
-def admit(question: Question, plan: Plan, judged: Judged) -> None:
+def admit(question: Question, judged: Judged) -> None:
     """Raise `NotAdmittedError` unless the core may answer a question."""
+    plan = judged.plan
     try:
         intervals = question.intervals(plan)
         numbers = len(question.lanes(plan))
@@ -98,100 +136,33 @@ def admit(question: Question, plan: Plan, judged: Judged) -> None:
     if numbers > plan.most_numbers:
         raise NotAdmittedError(f"a question asks for {numbers} numbers; the plan allows {plan.most_numbers}")
     for block in question.blocks:
-        if not _is_judged(block, plan, judged, intervals):
+        if not _is_judged(block, judged, intervals):
             raise NotAdmittedError("a question asks for the sum of a column that was not judged")
 
 
-def _is_judged(block: Block, plan: Plan, judged: Judged, intervals: Intervals) -> bool:
+def _is_judged(block: Block, judged: Judged, intervals: Intervals) -> bool:
     """Return whether every number of a block is a sum of judged columns, up to predictions."""
     match block:
         case Score():
-            return all(_is_layer_judged(layer, block.at, plan, judged, intervals) for layer in block.layers)
+            return all(_is_layer_judged(layer, block.at, judged, intervals) for layer in block.layers)
         case Moments():
             products = [tuple(block.columns[j] for j in places) for places in block.products]
             return all(
-                judged.has(product(*terms), plan) or all(map(judged.names, terms)) for terms in products
+                judged.has(product(*terms)) or (len(terms) > 1 and all(map(judged.has_root, terms)))
+                for terms in dict.fromkeys(products)
             )
         case Cells():
             asked = [*block.groups, *(product(group, term) for group in block.groups for term in block.sums)]
-            return all(judged.has(term, plan) for term in asked)
+            return all(map(judged.has, asked))
 
 
-def _is_layer_judged(
-    layer: Layer, at: tuple[float, ...], plan: Plan, judged: Judged, intervals: Intervals
-) -> bool:
+def _is_layer_judged(layer: Layer, at: tuple[float, ...], judged: Judged, intervals: Intervals) -> bool:
     factors = layer.factors or (1.0,) * len(layer.X)
     reach = sum(abs(e * f) * size(intervals[x]) for e, f, x in zip(at, factors, layer.X, strict=True))
     if reach + (0.0 if layer.offset is None else size(intervals[layer.offset])) > LARGEST_PREDICTOR:
         raise NotAdmittedError(f"a linear predictor may be beyond {LARGEST_PREDICTOR:g}")
     w, y = ONE if layer.w is None else layer.w, ONE if layer.y is None else layer.y
-    return all(
-        judged.names(product(w, x))
-        or (judged.has(product(w, x), plan) and judged.has(product(w, y, x), plan))
-        for x in layer.X
-    )
-
-
-def _factors(term: Term) -> Form:
-    """Return the factors of a term as they stand, without public ones, sorted."""
-    waiting, found = [term], []
-    while waiting:
-        bare = _bare(waiting.pop())
-        if isinstance(bare, Product):
-            waiting += bare.terms
-        elif bare != ONE:
-            found.append(_mark(bare))
-    return _joined(tuple(found), ())
-
-
-def _bare(term: Term) -> Term:
-    """Return a term without a public factor, and whether its column is kept."""
-    while True:
-        match term:
-            case Kept(of=inner):
-                term = inner
-            case Sum(terms=(inner,)):
-                term = inner
-            case _:
-                return term
-
-
-def forms_of(terms: Iterable[Term], plan: Plan) -> Forms:
-    """Return the columns that terms are sums of, each up to predictions and public factors."""
-    return _found(list(terms), _vocabulary(plan))
-
-
-@lru_cache(maxsize=16)
-def _vocabulary(plan: Plan) -> frozenset[bytes]:
-    """Return the factors of the plan's columns: predictors over these are predictions, in every world."""
-    return frozenset(each for form in _found(plan.columns, frozenset()) for each in form)
-
-
-def _found(roots: Sequence[Term], vocabulary: frozenset[bytes]) -> Forms:
-    found: dict[Term, Forms] = {}
-    for term in graph.ordered(roots):
-        found[term] = _forms(term, found, vocabulary)
-    return frozenset(form for root in roots for form in found[root])
-
-
-def _forms(term: Term, found: Mapping[Term, Forms], vocabulary: frozenset[bytes]) -> Forms:
-    parts = [found[part] for part in term.parts]
-    is_predictor = all(vocabulary.issuperset(form) for part in parts for form in part)
-    match term:
-        case Constant():
-            return frozenset({()})
-        case Kept() | Sum():
-            return _limited(frozenset().union(*parts))
-        case Product():
-            forms: Forms = frozenset({()})
-            for part in parts:
-                forms = _limited(frozenset(_joined(one, other) for one in forms for other in part))
-            return forms
-        case Softmax() if is_predictor:
-            return frozenset({()})
-        case Apply(function=function) if function in SMOOTH and is_predictor:
-            return frozenset({()})
-    return frozenset({(_mark(term),)})
+    return all(judged.has(product(w, x)) and judged.has(product(w, x, y)) for x in layer.X)
 
 
 def _mark(term: Term) -> bytes:
