@@ -11,7 +11,7 @@ from fedtmle.estimation.flow import Flow, Ran, run_open
 from fedtmle.estimation.vocabulary import Vocabulary
 from fedtmle_core.dictionary import Categorical, Dictionary, Numeric
 from fedtmle_core.evaluate import Workspace
-from fedtmle_core.plan import Member, Plan
+from fedtmle_core.plan import Member, Plan, Question
 from fedtmle_core.sheet import Sheet
 from fedtmle_core.terms import Term
 
@@ -60,8 +60,9 @@ class Cohort:
         """Return terms of everybody, in one hospital."""
         return Workspace(self.sheets(1)[0]).columns(terms)
 
-    def run(self, flow: Flow, hospitals: int = 3) -> Ran:
-        return run_open(flow, self.sheets(hospitals), self.plan)
+    def run(self, flow: Flow, hospitals: int = 3, seen: list[Question] | None = None) -> Ran:
+        """Return what a flow ends with, asked of some hospitals; ``seen`` collects the questions."""
+        return run_open(flow, self.sheets(hospitals), self.plan, seen=seen)
 
 
 def cohort(n: int = 600, seed: int = 1) -> Cohort:

@@ -22,9 +22,14 @@ def multiply(A: Array, B: Array) -> Array:
     return result
 
 
+def dot(x: Array, y: Array) -> float:
+    """Return x . y."""
+    return math.fsum((x * y).tolist())
+
+
 def norm(x: Array) -> float:
     """Return the Euclidean norm."""
-    return math.sqrt(math.fsum((x * x).tolist()))
+    return math.sqrt(dot(x, x))
 
 
 def congruence(C: Array, H: Array) -> Array:

@@ -8,8 +8,7 @@ next. Where such a step is expected to reach the goal, a round asks for the grad
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import final
 
 import numpy as np
@@ -17,109 +16,25 @@ import numpy as np
 from fedtmle.errors import FitError
 from fedtmle.estimation.algebra import multiply, newton_direction, norm, on_grid
 from fedtmle.estimation.flow import Flow, ask
-from fedtmle.estimation.regression import Fit, Regression, softmax_of
-from fedtmle.model.refusals import refuse_collinear, refuse_constant, refuse_separation, remedy
-from fedtmle_core.blocks import Block, Layer, Score
-from fedtmle_core.terms import Term, product
-from fedtmle_core.types import Array, Family, Part, unpack
+from fedtmle.estimation.loss import Loss
+from fedtmle.estimation.regression import Fit, Regression
+from fedtmle.model.refusals import (
+    FLAT,
+    refuse_collinear,
+    refuse_constant,
+    refuse_runaway,
+    refuse_separated,
+    refuse_separation,
+    remedy,
+    spread_of,
+)
+from fedtmle_core.types import Array, Family
 
 GOAL = 2.0**-42  # norm of the mean gradient on unit columns: exact sums hold some 2^-50
 LARGEST_GRADIENT = 1e-8  # a fit that stalls above this has not converged
-LARGEST_COEFFICIENT = 2.0**14  # on unit columns
 MAX_STEPS = 100
 MAX_HALVINGS = 50
 SMALLEST_DECREASE = 1e-4  # a step of length t lowers the norm by at least this share of t
-
-
-@final
-@dataclass
-class Loss:
-    """The mean loss of a regression over ``n`` people, on unit columns: what to ask, and how to read it."""
-
-    regression: Regression
-    n: int
-    layers: tuple[Layer, ...] = field(init=False)
-    responses: Array = field(init=False)  # mean of y w x, which the gradients of a multinomial loss share
-
-    def __post_init__(self) -> None:
-        self.layers = self.regression.layers()
-        self.responses = np.zeros(0)
-
-    @property
-    def shared_blocks(self) -> tuple[Block, ...]:
-        """What is asked once, because the gradients at all points share it."""
-        return tuple(
-            self._linear([record.ys[j] for record in self.regression.records])
-            for j in range(1, len(self.regression.classes))
-        )
-
-    def read_shared(self, totals: list[Array]) -> None:
-        """Take what `shared_blocks` asked for."""
-        if totals:
-            self.responses = np.concatenate(totals) / self.n
-
-    def gradient_blocks(self, eps: Array) -> tuple[Block, ...]:
-        """Return what is asked for the gradient at a point."""
-        if not self.regression.classes:
-            return (self._score(eps, Part.GRADIENT),)
-        by_record = self._probabilities(eps)
-        classes = range(1, len(self.regression.classes))
-        return tuple(self._linear([p[j] for p in by_record]) for j in classes)
-
-    def hessian_blocks(self, eps: Array) -> tuple[Block, ...]:
-        """Return what is asked for the curvature at a point: p_j (1 - p_j) and p_j p_k of classes."""
-        if not self.regression.classes:
-            return (self._score(eps, Part.HESSIAN),)
-        by_record = self._probabilities(eps)
-        return tuple(
-            self._gram([product(p[j], 1.0 - p[j]) if j == k else product(p[j], p[k]) for p in by_record])
-            for j, k in self._pairs()
-        )
-
-    def gradient(self, eps: Array, totals: list[Array]) -> Array:
-        mean = np.concatenate(totals) / self.n
-        if self.regression.classes:
-            mean = mean - self.responses
-        return mean + multiply(self.regression.penalty, eps)
-
-    def hessian(self, totals: list[Array]) -> Array:
-        size, blocks = len(self.regression.design.columns), self.regression.blocks
-        matrix = np.zeros((blocks * size, blocks * size))
-        pairs = self._pairs() if self.regression.classes else [(1, 1)]
-        for (j, k), sums in zip(pairs, totals, strict=True):
-            part = unpack(sums / self.n, size) * (1.0 if j == k else -1.0)
-            rows, columns = slice((j - 1) * size, j * size), slice((k - 1) * size, k * size)
-            matrix[rows, columns] = matrix[columns, rows] = part
-        return matrix + self.regression.penalty
-
-    def _score(self, eps: Array, part: Part) -> Score:
-        family, at = self.regression.family, tuple(eps.tolist())
-        return Score(family=family, layers=self.layers, at=at, part=part)
-
-    def _weighted(self, weights: Sequence[Term]) -> tuple[Layer, ...]:
-        """Return the layers, each with its weight times another."""
-        return tuple(
-            Layer(X=layer.X, factors=layer.factors, w=w if layer.w is None else product(layer.w, w))
-            for layer, w in zip(self.layers, weights, strict=True)
-        )
-
-    def _linear(self, weights: Sequence[Term]) -> Score:
-        """Return sums of w x: the gradient of a loss that is the linear predictor."""
-        at = (0.0,) * len(self.regression.design.columns)
-        return Score(family=Family.LINEAR, layers=self._weighted(weights), at=at)
-
-    def _gram(self, weights: Sequence[Term]) -> Score:
-        """Return sums of w x x': the curvature of a squared loss."""
-        at = (0.0,) * len(self.regression.design.columns)
-        return Score(family=Family.GAUSSIAN, layers=self._weighted(weights), at=at, part=Part.HESSIAN)
-
-    def _probabilities(self, eps: Array) -> list[tuple[Term, ...]]:
-        raw, design = self.regression.raw(eps), self.regression.design
-        return [softmax_of(design, raw, record.world) for record in self.regression.records]
-
-    def _pairs(self) -> list[tuple[int, int]]:
-        classes = range(1, len(self.regression.classes))
-        return [(j, k) for j in classes for k in classes if j <= k]
 
 
 @final
@@ -157,6 +72,11 @@ def fit_exactly(regression: Regression, n: int) -> Flow[Fit]:
     if family is Family.LOGISTIC:  # checked first: separation also prevents convergence
         refuse_separation(hessian, found.hessian, regression.coefficient_names, label)
     if found.norm > LARGEST_GRADIENT:
+        names = regression.coefficient_names
+        if not loss.admits(found.eps + newton_direction(found.hessian, found.gradient)):
+            if family is Family.LOGISTIC and found.norm < FLAT * start.norm:
+                refuse_separated(found.eps, spread_of(hessian, design.has_intercept), names, label)
+            refuse_runaway(found.eps, names, label)
         raise FitError(
             "convergence",
             f"{label}: the fit did not converge; {remedy(of_columns, design.names, family)}",
@@ -167,14 +87,13 @@ def fit_exactly(regression: Regression, n: int) -> Flow[Fit]:
 def _first(loss: Loss, zero: Array) -> Flow[Point]:
     """Return the point 0; what all gradients share is asked in the same round."""
     gradients, hessians = loss.gradient_blocks(zero), loss.hessian_blocks(zero)
-    shared = list(loss.shared_blocks)
+    shared = loss.shared_blocks()
     totals = yield from ask(*shared, *gradients, *hessians)
     loss.read_shared(totals[: len(shared)])
     rest = totals[len(shared) :]
-    gradient = loss.gradient(zero, rest[: len(gradients)])
-    return Point(
-        eps=zero, gradient=gradient, norm=norm(gradient), hessian=loss.hessian(rest[len(gradients) :])
-    )
+    gradient = loss.gradient(rest[: len(gradients)])  # the penalty is 0 there
+    hessian = loss.hessian(rest[len(gradients) :]) + loss.regression.penalty
+    return Point(eps=zero, gradient=gradient, norm=norm(gradient), hessian=hessian)
 
 
 def _minimise(loss: Loss, start: Point, pinned: Array) -> Flow[Point]:
@@ -205,16 +124,17 @@ def _step(loss: Loss, found: Point, with_hessian: bool, pinned: Array) -> Flow[P
     direction, length = newton_direction(found.hessian, found.gradient), 1.0
     for _ in range(MAX_HALVINGS + 1):
         eps = on_grid(found.eps + length * direction)
-        if (np.abs(eps) <= LARGEST_COEFFICIENT).all():
+        if loss.admits(eps):
             gradients = loss.gradient_blocks(eps)
             hessians = loss.hessian_blocks(eps) if with_hessian else ()
             totals = yield from ask(*gradients, *hessians)
-            gradient = loss.gradient(eps, totals[: len(gradients)])
+            penalty = loss.regression.penalty
+            gradient = loss.gradient(totals[: len(gradients)]) + multiply(penalty, eps)
             size = norm(gradient)
             if size <= (1.0 - SMALLEST_DECREASE * length) * found.norm:
                 hessian = found.hessian
                 if with_hessian:
-                    hessian = loss.hessian(totals[len(gradients) :]) + pinned
+                    hessian = loss.hessian(totals[len(gradients) :]) + penalty + pinned
                 return Point(
                     eps=eps,
                     gradient=gradient,

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from fedtmle.estimation.exact import fit_exactly
 from fedtmle.estimation.flow import Flow, together
 from fedtmle.estimation.regression import CrossFit, Fit, Regression
+from fedtmle.estimation.rounded import fit_rounded
 from fedtmle_core.leaves import Fold
 from fedtmle_core.terms import Term
 
@@ -21,7 +22,8 @@ def fit(regressions: Sequence[Regression], *, n: int, accuracy: float | None = N
     ``accuracy`` is the error of a rounded fit in standard errors, None for exact fits. `FitError` says which
     model has no fit, and why.
     """
-    del accuracy
+    if accuracy is not None:
+        return (yield from fit_rounded(regressions, n, accuracy))
     return (yield from together([fit_exactly(regression, n) for regression in regressions]))
 
 

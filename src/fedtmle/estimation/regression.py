@@ -59,17 +59,20 @@ class Regression:
     ridge: float = 0.0
     classes: tuple[str, ...] = ()
     constant: str = "the response is the same for everybody it is fitted on"
+    whole: Regression | None = None  # the same with everybody, if some are left out
 
     def __post_init__(self) -> None:
         if not self.records:
             raise InputError(f"{self.label}: a regression needs a record of each person")
         if any(len(record.ys) != max(len(self.classes), 1) for record in self.records):
             raise InputError(f"{self.label}: expected a response, or an indicator of each class")
+        if self.classes and any(record.offset is not None for record in self.records):
+            raise InputError(f"{self.label}: a multinomial regression has no offset")
 
     def without(self, fold: Term, name: str) -> Regression:
         """Return the same regression on those who are not in a fold: ``fold`` is 1 for its people."""
         records = tuple(record.weighted(1.0 - fold) for record in self.records)
-        return replace(self, label=f"{self.label} ({name})", records=records)
+        return replace(self, label=f"{self.label} ({name})", records=records, whole=self.whole or self)
 
     @property
     def blocks(self) -> int:

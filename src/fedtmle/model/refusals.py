@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NoReturn
 
 import numpy as np
 
@@ -14,6 +15,9 @@ from fedtmle.errors import FitError, NumericalError
 from fedtmle.model.linear import cholesky, congruence, eigen, invert_lower, multiply
 from fedtmle_core.types import Array, Family
 
+# Where a logistic predictor runs away, treat the response as separated if less of the first gradient is left:
+# records near the boundary alone still pull. A range that is too wide runs away at once.
+FLAT = 2.0**-6
 COLLINEAR_PIVOT = 1e-10  # treat columns as collinear if a pivot of the scaled Hessian is below this
 MINORITY_WEIGHT = 1e-9  # treat the response as constant if the minority's share of the weight is below this
 NARROW_SQUARE = 2.0**-24  # least mean square of a column over its declared range: less leaves too few digits
@@ -51,12 +55,17 @@ def refuse_collinear(hessian: Array, names: tuple[str, ...], label: str) -> None
         column = rest[:, j].copy()
         rest = rest - np.outer(column, column) / pivot
     if redundant:
-        raise FitError(
-            "collinear",
-            f"{label}: column(s) {', '.join(redundant)} are determined by the columns before them; "
-            "drop them, or give the model a small ridge. If nobody has the reference level of a factor, name "
-            "another reference, as in C(site, ref='b')",
-        )
+        refuse_redundant(redundant, label)
+
+
+def refuse_redundant(names: Sequence[str], label: str) -> NoReturn:
+    """Refuse columns that those before them determine."""
+    raise FitError(
+        "collinear",
+        f"{label}: column(s) {', '.join(names)} are determined by the columns before them; "
+        "drop them, or give the model a small ridge. If nobody has the reference level of a factor, name "
+        "another reference, as in C(site, ref='b')",
+    )
 
 
 def refuse_separation(at_zero: Array, at_fit: Array, names: tuple[str, ...], label: str) -> None:
@@ -73,8 +82,15 @@ def refuse_separation(at_zero: Array, at_fit: Array, names: tuple[str, ...], lab
     values, vectors = eigen(congruence(root, at_fit))
     if values[0] >= SEPARATED_CURVATURE:
         return
-    spread = np.diag(at_zero) - (at_zero[:, 0] ** 2 / at_zero[0, 0] if names[0] == "1" else 0.0)
-    refuse_separated(multiply(root.T, vectors[:, :1])[:, 0], np.sqrt(np.maximum(spread, 0.0)), names, label)
+    refuse_separated(
+        multiply(root.T, vectors[:, :1])[:, 0], spread_of(at_zero, names[0] == "1"), names, label
+    )
+
+
+def spread_of(matrix: Array, has_intercept: bool) -> Array:
+    """Return a multiple of each column's standard deviation, given the mean of their products."""
+    mean = matrix[:, 0] ** 2 / matrix[0, 0] if has_intercept else 0.0
+    return np.asarray(np.sqrt(np.maximum(np.diag(matrix) - mean, 0.0)))
 
 
 def refuse_separated(direction: Array, spread: Array, names: Sequence[str], label: str) -> None:
@@ -88,6 +104,16 @@ def refuse_separated(direction: Array, spread: Array, names: Sequence[str], labe
         "separation",
         f"{label}: its response is perfectly predicted, mostly by {', '.join(most)}, so the fit has no "
         "finite coefficients; drop columns, or give the model a small ridge",
+    )
+
+
+def refuse_runaway(eps: Array, names: Sequence[str], label: str) -> NoReturn:
+    """Refuse a fit whose linear predictor may be beyond all bounds; name the largest coefficients."""
+    most = [name for name, e in zip(names, np.abs(eps), strict=True) if e > 0.3 * np.abs(eps).max()]
+    raise FitError(
+        "convergence",
+        f"{label}: the fit did not converge, the coefficients of {', '.join(most)} run away; if its declared "
+        "range is far wider than the values, narrow it, or give the model a small ridge",
     )
 
 
