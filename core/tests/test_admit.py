@@ -15,8 +15,8 @@ from fedtmle_core.plan import Model, Question
 from fedtmle_core.terms import ONE, Apply, Kept, Pick, Softmax, Term, product, total
 from fedtmle_core.types import Family, Part
 
-X, M, A, S = Number("x", 3), Number("m", 4), Level("a", 1), Known("s", is_level=True)
-Y = Level("a", 2)
+X, M, A, S = Number("x", 3), Number("m", 4), Level("a", 1), Number("age", 7)
+Y = Level("s", 1)
 SEEN = Known("m")
 VOCABULARY = (ONE, A, X, M)
 MODEL = Model(columns=VOCABULARY, responses=(ONE, A, SEEN, product(SEEN, Y)))
@@ -81,6 +81,7 @@ def test_an_indicator_is_a_factor_once() -> None:
         Apply("exp", Apply("step", X, 0.25)),
         Softmax((Power("x", 3, 2), ONE), 0),
         Pick("a", (ONE, X, ONE)),
+        Pick("a", (X, ONE, X)),
         Fold(5, 1, "", 0),
         product(SEEN, Y, M, S),
     ],
@@ -90,10 +91,20 @@ def test_what_is_not_judged_is_refused(column: Term) -> None:
     assert not asks(Moments.of([column]))
     assert not asks(Moments.of([Kept(2.0 * column)]))
     assert not asks(fit(X=(column,)))
-    assert not asks(fit(y=column, w=A))
     assert not asks(fit(w=column))
     assert not asks(Cells(of=X, edges=(0.0,), groups=(column,)))
-    assert not asks(Cells(of=X, edges=(0.0,), groups=(A,), sums=(column,)))
+
+
+def test_responses_and_sums_of_bins_are_judged_too() -> None:
+    for column in (S, Power("x", 3, 2), Apply("step", X, 0.25), Fold(5, 1, "", 0), product(Y, M)):
+        assert not asks(fit(y=column, w=A))
+        assert not asks(Cells(of=X, edges=(0.0,), groups=(A,), sums=(column,)))
+
+
+def test_people_of_two_levels_are_nobody() -> None:
+    assert asks(Moments.of([product(A, Level("a", 0), S)]))  # it is 0 for everyone
+    assert asks(Moments.of([Pick("a", (0.0 * ONE, X, 0.0 * ONE))]))
+    assert not asks(Moments.of([Pick("a", (ONE, X, 0.0 * ONE))]))
 
 
 def test_a_product_of_two_judged_columns_is_another_column() -> None:

@@ -14,7 +14,8 @@ from test_judgement import run
 
 from fedtmle_core.dictionary import Categorical, Dictionary, Numeric
 from fedtmle_core.evaluate import Workspace
-from fedtmle_core.judged import about_the_middle, before_fits, describe, factors, judge, layout
+from fedtmle_core.factors import factors
+from fedtmle_core.judged import about_the_middle, before_fits, describe, judge, layout
 from fedtmle_core.judgement import RAISE, Name, Outcome, Step
 from fedtmle_core.leaves import Known, Level, Number, Power
 from fedtmle_core.plan import Member, Model, Plan

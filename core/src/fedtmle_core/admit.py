@@ -26,16 +26,14 @@ from typing import TypeAlias, final
 from fedtmle_core import graph
 from fedtmle_core.blocks import Block, Cells, Intervals, Layer, Moments, Score, size
 from fedtmle_core.errors import FedTMLEError, InputError
-from fedtmle_core.leaves import Between, Fold, Known, Level
+from fedtmle_core.factors import Factors, factors
+from fedtmle_core.leaves import Level
 from fedtmle_core.plan import Plan, Question
-from fedtmle_core.terms import ONE, Apply, Constant, Kept, Product, Softmax, Sum, Term, product
+from fedtmle_core.terms import ONE, Apply, Constant, Kept, Pick, Product, Softmax, Sum, Term, product
 
-# The factors of a column by their digests, each indicator once; () is a column of ones.
-Form: TypeAlias = tuple[bytes, ...]
-Forms: TypeAlias = frozenset[Form]
+Forms: TypeAlias = frozenset[Factors]  # columns, each by its factors; () is a column of ones
 
 ONES: Forms = frozenset({()})
-INDICATORS = (Level, Known, Between, Fold)  # their powers are themselves
 SMOOTH = ("expit", "exp", "logit", "log", "clip")  # of a predictor; none of them cuts it in two
 MOST_FORMS = 10_000  # of one term; a product of long sums is no column of any study
 
@@ -53,29 +51,29 @@ class NotAdmittedError(FedTMLEError):
 @final
 @dataclass(frozen=True, kw_only=True)
 class Judged:
-    """What has been judged so far: the forms of the plan's columns, and of those that were named since.
+    """What has been judged so far: the plan's columns, and those that were named since.
 
     ``vocabulary`` has the factors of all of these, over which predictors are: a prediction that was moved
     along a clever covariate is one.
     """
 
     plan: Plan
-    vocabulary: frozenset[bytes] = frozenset()
+    vocabulary: frozenset[Term] = frozenset()
     of_plan: Forms = frozenset()
     named: Forms = frozenset()
 
     @classmethod
     def of(cls, plan: Plan) -> Judged:
         """Return the columns of the first judgement: in each model every response times every column."""
-        factors = frozenset(each for form in cls(plan=plan).forms_of(plan.columns) for each in form)
-        bare = cls(plan=plan, vocabulary=factors)
+        found = frozenset(part for form in cls(plan=plan).forms_of(plan.columns) for part in form)
+        bare = cls(plan=plan, vocabulary=found)
         return replace(bare, of_plan=bare.forms_of(columns_of(plan)))
 
     def with_named(self, terms: Sequence[Term]) -> Judged:
         """Return the same with the columns of the second judgement."""
         named = self.forms_of(terms)
-        factors = frozenset(each for form in named for each in form)
-        return replace(self, named=named, vocabulary=self.vocabulary | factors)
+        found = frozenset(part for form in named for part in form)
+        return replace(self, named=named, vocabulary=self.vocabulary | found)
 
     def has(self, term: Term) -> bool:
         """Return whether a sum of this term is one of judged columns."""
@@ -89,29 +87,57 @@ class Judged:
         """Return the columns that terms are sums of, each up to predictions and public factors."""
         roots = list(terms)
         intervals = graph.intervals(roots, self.plan.dictionary)
-        found: dict[Term, Forms] = {}
+        forms: dict[Term, Forms] = {}
+        predictors: set[Term] = set()
         for term, interval in intervals.items():
-            parts = [found[part] for part in term.parts]
-            found[term] = self._forms(term, parts, is_small=size(interval) <= 1.0)
-        return frozenset(form for root in roots for form in found[root])
+            if self._is_predictor(term, predictors):
+                predictors.add(term)
+            is_prediction = isinstance(term, Apply | Softmax) and term in predictors
+            if is_prediction and size(interval) <= 1.0:
+                forms[term] = ONES
+            else:
+                forms[term] = _forms(term, [forms[part] for part in term.parts])
+        return frozenset(form for root in roots for form in forms[root])
 
-    def _forms(self, term: Term, parts: Sequence[Forms], *, is_small: bool) -> Forms:
-        is_predictor = all(self.vocabulary.issuperset(form) for part in parts for form in part)
+    def _is_predictor(self, term: Term, predictors: set[Term]) -> bool:
+        """Return whether a term is a smooth function of predictors over the vocabulary, given its parts."""
         match term:
             case Constant():
-                return ONES
-            case Kept() | Sum():
-                return _limited(frozenset().union(*parts))
-            case Product():
-                forms = ONES
-                for part in parts:
-                    forms = _limited(frozenset(_joined(one, other) for one in forms for other in part))
-                return forms
-            case Softmax() if is_predictor:
-                return ONES
-            case Apply(function=function) if function in SMOOTH and is_predictor and is_small:
-                return ONES
-        return frozenset({(_mark(term),)})
+                return True
+            case Apply(function=function) if function not in SMOOTH:
+                return term in self.vocabulary
+            case Apply() | Softmax() | Sum() | Product() | Kept() | Pick():
+                return term in self.vocabulary or all(part in predictors for part in term.parts)
+        return term in self.vocabulary
+
+
+def _forms(term: Term, parts: Sequence[Forms]) -> Forms:
+    """Return the columns of a term that is no prediction, given those of its parts."""
+    match term:
+        case Constant(value=value):
+            return ONES if value else frozenset()
+        case Kept() | Sum():
+            found: Forms = frozenset().union(*parts)
+        case Product():
+            found = ONES
+            for part in parts:
+                found = _products(found, part)
+        case Pick(name=name):
+            levels = [frozenset({(Level(name, code),)}) for code in range(len(parts))]
+            found = frozenset().union(*map(_products, levels, parts))
+        case _:
+            found = frozenset({(term,)})
+    if len(found) > MOST_FORMS:
+        raise NotAdmittedError("a term is the sum of too many columns")
+    return found
+
+
+def _products(left: Forms, right: Forms) -> Forms:
+    """Return the products of two sums' columns, without those that are 0 for everyone."""
+    if len(left) * len(right) > MOST_FORMS:
+        raise NotAdmittedError("a term is the sum of too many columns")
+    joined = (factors(*one, *other) for one in left for other in right)
+    return frozenset(each for each in joined if each is not None)
 
 
 def columns_of(plan: Plan) -> tuple[Term, ...]:
@@ -163,24 +189,3 @@ def _is_layer_judged(layer: Layer, at: tuple[float, ...], judged: Judged, interv
         raise NotAdmittedError(f"a linear predictor may be beyond {LARGEST_PREDICTOR:g}")
     w, y = ONE if layer.w is None else layer.w, ONE if layer.y is None else layer.y
     return all(judged.has(product(w, x)) and judged.has(product(w, x, y)) for x in layer.X)
-
-
-def _mark(term: Term) -> bytes:
-    """Return the digest of a factor, with a 1 behind that of an indicator."""
-    return term.digest + (b"1" if isinstance(term, INDICATORS) else b"")
-
-
-def _joined(one: Form, other: Form) -> Form:
-    """Return the factors of a product; an indicator, whose mark ends with 1, is a factor once."""
-    merged = sorted([*one, *other])
-    return tuple(
-        each
-        for place, each in enumerate(merged)
-        if not (place and each == merged[place - 1] and len(each) > len(ONE.digest))
-    )
-
-
-def _limited(forms: Forms) -> Forms:
-    if len(forms) > MOST_FORMS:
-        raise NotAdmittedError("a term is the sum of too many columns")
-    return forms

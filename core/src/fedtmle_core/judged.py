@@ -15,44 +15,21 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias, final
+from typing import final
 
 import numpy as np
 
 from fedtmle_core import graph
 from fedtmle_core.dictionary import Dictionary
 from fedtmle_core.evaluate import Workspace
+from fedtmle_core.factors import Factors, factors
 from fedtmle_core.judgement import LEAVE_OUT, Judge, Name
-from fedtmle_core.leaves import AbstractPiece, Between, Fold, Known, Level
+from fedtmle_core.leaves import AbstractPiece, Between, Known, Level
 from fedtmle_core.plan import Model, Plan
 from fedtmle_core.span import Array, Layout
-from fedtmle_core.terms import ONE, ZERO, Kept, Product, Sum, Term, product
-
-Factors: TypeAlias = tuple[Term, ...]  # of a product, in the order of their digests
+from fedtmle_core.terms import ONE, Kept, Product, Sum, Term, product
 
 INWARD = 1.0 - 2.0**-40  # keeps the ends of a range, which intervals round outward, in [-1, 1]
-
-
-def factors(*terms: Term) -> Factors | None:
-    """Return the factors of a product, each indicator once; None if it is 0 for everyone."""
-    waiting: list[Term] = list(terms)
-    found: list[Term] = []
-    while waiting:
-        match waiting.pop():
-            case Kept(of):
-                waiting.append(of)
-            case Product(parts):
-                waiting += parts
-            case part if part != ONE:
-                found.append(part)
-    indicators: set[Term] = {part for part in found if isinstance(part, Level | Known | Between | Fold)}
-    levels = [part.name for part in indicators if isinstance(part, Level)]
-    if ZERO in found or len(set(levels)) < len(levels):
-        return None
-    present = {part.name for part in found if isinstance(part, AbstractPiece | Level | Between)}
-    kept = [part for part in indicators if not (isinstance(part, Known) and part.name in present)]
-    kept += [part for part in found if part not in indicators]
-    return tuple(sorted(kept, key=lambda part: part.digest))
 
 
 @final

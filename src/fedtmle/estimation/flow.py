@@ -15,12 +15,41 @@ from fedtmle_core.blocks import Block
 from fedtmle_core.evaluate import Workspace, values_of
 from fedtmle_core.plan import Plan, Question
 from fedtmle_core.sheet import Sheet
+from fedtmle_core.terms import Term
 from fedtmle_core.types import Array
 
 Result = TypeVar("Result")
 Other = TypeVar("Other")
 
-Flow: TypeAlias = Generator[tuple[Block, ...], list[Array], Result]
+
+@final
+@dataclass(frozen=True)
+class Named:
+    """Columns that the cores judge before they answer anything that is a sum of them.
+
+    A flow yields it among blocks, or alone, once its models are fitted; no array comes back for it.
+    """
+
+    columns: tuple[Term, ...]
+
+
+Asked: TypeAlias = tuple[Block | Named, ...]
+Flow: TypeAlias = Generator[Asked, list[Array], Result]
+
+
+def blocks_of(asked: Asked) -> tuple[Block, ...]:
+    """Return what is asked, without what is named."""
+    return tuple(each for each in asked if not isinstance(each, Named))
+
+
+def named_by(asked: Asked) -> tuple[Term, ...]:
+    """Return the columns that are named, each once."""
+    return tuple(dict.fromkeys(term for each in asked if isinstance(each, Named) for term in each.columns))
+
+
+def name(*columns: Term) -> Flow[None]:
+    """Name columns that are judged before they are asked for."""
+    yield (Named(columns),)
 
 
 def ask(*blocks: Block) -> Flow[list[Array]]:
@@ -36,7 +65,7 @@ def together(flows: Sequence[Flow[Result]]) -> Flow[list[Result]]:
     results: dict[int, Result] = {}
     replies: dict[int, list[Array] | None] = dict.fromkeys(range(len(flows)))  # None starts a flow
     while True:
-        waiting: dict[int, tuple[Block, ...]] = {}
+        waiting: dict[int, Asked] = {}
         for k, reply in replies.items():
             try:
                 # A generator is started by None, which its type cannot say.
@@ -46,8 +75,8 @@ def together(flows: Sequence[Flow[Result]]) -> Flow[list[Result]]:
         if not waiting:
             return [results[k] for k in range(len(flows))]
         asked = tuple(dict.fromkeys(block for blocks in waiting.values() for block in blocks))
-        totals = dict(zip(asked, (yield asked), strict=True))
-        replies = {k: [totals[block] for block in blocks] for k, blocks in waiting.items()}
+        totals = dict(zip(blocks_of(asked), (yield asked), strict=True))
+        replies = {k: [totals[block] for block in blocks_of(own)] for k, own in waiting.items()}
 
 
 def both(first: Flow[Result], second: Flow[Other]) -> Flow[tuple[Result, Other]]:
@@ -89,14 +118,17 @@ def run_open(
     workspaces = [each if isinstance(each, Workspace) else Workspace(each) for each in sheets]
     rounds = numbers = 0
     try:
-        blocks = next(flow)
+        asked = next(flow)
         while True:
+            if not (blocks := blocks_of(asked)):
+                asked = flow.send([])
+                continue
             question = Question(blocks=blocks)
             if seen is not None:
                 seen.append(question)
             answers = [workspace.answer(question, plan) for workspace in workspaces]
             totals = [sum(column) for column in zip(*answers, strict=True)]
             rounds, numbers = rounds + 1, numbers + len(totals)
-            blocks = flow.send(values_of(question, totals, plan))
+            asked = flow.send(values_of(question, totals, plan))
     except StopIteration as stop:
         return Ran(result=stop.value, rounds=rounds, numbers=numbers)

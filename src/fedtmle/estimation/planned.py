@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from fedtmle.estimation.loader import Declared
 from fedtmle.estimation.nuisances import regressions
 from fedtmle.estimation.people import People
-from fedtmle_core.admit import INDICATORS
+from fedtmle_core.factors import INDICATORS
 from fedtmle_core.plan import Member, Model, Plan
 from fedtmle_core.terms import ONE, Term, product
 

@@ -19,7 +19,7 @@ from fedtmle.estimation.components import indicator
 from fedtmle.estimation.counts import Counted, count_people
 from fedtmle.estimation.diagnostics.base import Pool
 from fedtmle.estimation.effect import EffectTerms
-from fedtmle.estimation.flow import Flow, ask
+from fedtmle.estimation.flow import Flow, ask, name
 from fedtmle.estimation.fluctuated import Law
 from fedtmle.estimation.loader import Declared
 from fedtmle.estimation.nuisances import Nuisances, fit_nuisances
@@ -33,7 +33,7 @@ from fedtmle.protocol.outcome import Targeted
 from fedtmle.targets.diagnostics import Diagnostics, Overlap
 from fedtmle.targets.effects.components import component_blocks
 from fedtmle_core.blocks import Moments
-from fedtmle_core.terms import Kept, product
+from fedtmle_core.terms import Kept, Term, product
 
 
 @final
@@ -74,6 +74,7 @@ def prepare(declared: Declared, hospitals: int) -> Flow[PreparedEffect]:
         people = people.completely_observed()
     nuisances = yield from fit_nuisances(declared, people, counted.n)
     effect = yield from effect_terms(declared, people, counted, nuisances)
+    yield from name(*closing_columns(effect))
     q = fluctuation(declared, effect)
     problem = TermProblem(q=q, dictionary=declared.dictionary)
     pool = Pool(n=counted.n, silos=hospitals)
@@ -131,6 +132,17 @@ def effect_terms(
         treatment=people.treatment,
         cluster=people.cluster,
     )
+
+
+def closing_columns(effect: EffectTerms) -> tuple[Term, ...]:
+    """Return the columns of all sums from here on: H, H y, and v and v m at the start.
+
+    The EIF's parts at any law are sums of these, with predictions as their coefficients.
+    """
+    weight = effect.weights
+    H = [product(weight, each) for each in effect.H]
+    v = [product(weight, each) for each in effect.v]
+    return (*H, *(product(each, effect.y) for each in H), *v)
 
 
 def fluctuation(declared: Declared, effect: EffectTerms) -> FluctuatedArms:

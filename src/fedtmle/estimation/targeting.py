@@ -17,7 +17,7 @@ import numpy as np
 
 from fedtmle.errors import InputError, NumericalError
 from fedtmle.estimation.eif import Closing, estimate, exact
-from fedtmle.estimation.flow import Flow
+from fedtmle.estimation.flow import Asked, Flow, blocks_of
 from fedtmle.estimation.fluctuated import AbstractFluctuated, Law
 from fedtmle.model.problem import Calibration, ConvergenceBounds, Estimate
 from fedtmle.model.submodel import NoNormaliser
@@ -157,14 +157,14 @@ class TermProblem(AbstractMeans[Law, object]):
 
 @final
 @dataclass(frozen=True)
-class Asked:
+class AskedFor:
     """The blocks of one query, and what its algorithm expects of their totals."""
 
     blocks: tuple[Block, ...]
     read: Callable[[Sequence[Array]], object]
 
 
-def asked(query: Query) -> Asked:
+def asked(query: Query) -> AskedFor:
     """Return a query as blocks; `InputError` if it is no function of totals."""
     match query:
         case JointQuery():
@@ -172,32 +172,32 @@ def asked(query: Query) -> Asked:
         case SumsQuery(batch=None, problem=TermProblem() as problem, law=Law() as law):
             listed = [part for part in (Part.LOSS, Part.GRADIENT, Part.HESSIAN) if part in query.parts]
             blocks = tuple(problem.score(law, query.eps, part) for part in listed)
-            return Asked(blocks, lambda totals: exact(np.concatenate(totals)))
+            return AskedFor(blocks, lambda totals: exact(np.concatenate(totals)))
         case RoundedGradientQuery(problem=TermProblem() as problem, law=Law() as law):
             # z = round(C g / h): the matrix is C / h, and the lattice that of the integers.
             C = tuple(tuple(float(entry / query.lattice.h) for entry in row) for row in query.lattice.C)
             block = problem.score(law, query.eps, Part.GRADIENT, Lattice(places=0, C=C))
-            return Asked((block,), lambda totals: query.pool_totals(tuple(map(round, totals[0].tolist()))))
+            return AskedFor((block,), lambda totals: query.pool_totals(tuple(map(round, totals[0].tolist()))))
         case CalibrationQuery(problem=TermProblem() as problem, law=Law() as law) if query.lanes is not None:
             return _calibrated(query, problem, law)
         case MomentsQuery(problem=TermProblem() as problem, law=Law() as law):
             closing = problem.closing(law)
-            return Asked((closing.block,), lambda totals: closing.read(totals[0]))
+            return AskedFor((closing.block,), lambda totals: closing.read(totals[0]))
     raise InputError(
         f"algorithm: it asks for what is no sum over all hospitals ({query.explanation}); choose Coded, "
         "Gradient without batches, or OneStep"
     )
 
 
-def _joined(parts: Sequence[Asked]) -> Asked:
+def _joined(parts: Sequence[AskedFor]) -> AskedFor:
     def read(totals: Sequence[Array]) -> tuple[object, ...]:
         rest = iter(totals)
         return tuple(part.read([next(rest) for _ in part.blocks]) for part in parts)
 
-    return Asked(tuple(block for part in parts for block in part.blocks), read)
+    return AskedFor(tuple(block for part in parts for block in part.blocks), read)
 
 
-def _calibrated(query: CalibrationQuery, problem: TermProblem, law: Law) -> Asked:
+def _calibrated(query: CalibrationQuery, problem: TermProblem, law: Law) -> AskedFor:
     """Return the curvature at the start, or its bound: the Gram matrix times the largest rho''."""
     block, factor = problem.score(law, np.zeros(problem.dim), Part.HESSIAN), 1.0
     if query.curvature is Curvature.CEILING:
@@ -209,7 +209,7 @@ def _calibrated(query: CalibrationQuery, problem: TermProblem, law: Law) -> Aske
         units = [round(np.ldexp(factor * entry, -query.finest)) for entry in totals[0]]
         return query.pool_totals((*units, query.n))
 
-    return Asked((block,), read)
+    return AskedFor((block,), read)
 
 
 def over_questions(
@@ -230,7 +230,7 @@ def over_questions(
             result: Result = stop.value
             break
         own_blocks = asked(query)
-        beside: tuple[Block, ...] = ()
+        beside: Asked = ()
         law = _closes_at(query)
         if law is not None and rider is not None:
             riding = rider(law)
@@ -238,10 +238,10 @@ def over_questions(
                 beside = () if riding is None else next(riding)
             except StopIteration as stop:
                 riding, own = None, stop.value
-        blocks = tuple(dict.fromkeys((*own_blocks.blocks, *beside)))
-        totals = dict(zip(blocks, (yield blocks), strict=True))
+        blocks: Asked = tuple(dict.fromkeys((*own_blocks.blocks, *beside)))
+        totals = dict(zip(blocks_of(blocks), (yield blocks), strict=True))
         pooled = own_blocks.read([totals[block] for block in own_blocks.blocks])
-        reply = [totals[block] for block in beside]
+        reply = [totals[block] for block in blocks_of(beside)]
     while riding is not None:
         try:
             blocks = riding.send(reply)
