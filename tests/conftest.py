@@ -2,13 +2,34 @@
 
 from __future__ import annotations
 
+import itertools
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 from hypothesis import settings
 
+from fedtmle.location import VARIABLE
 from tests.premise import COUNTS
 
 settings.register_profile("fedtmle", deadline=None)  # a busy machine is no defect
 settings.load_profile("fedtmle")
+_numbers = itertools.count()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _homes_of_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """No test reads or makes the home of the account that runs it."""
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.getbasetemp() / "homes"
+        patch.setenv(VARIABLE, str(folder / "shared"))
+        yield folder
+
+
+@pytest.fixture(autouse=True)
+def _home_of_the_test(_homes_of_tests: Path) -> None:
+    os.environ[VARIABLE] = str(_homes_of_tests / str(next(_numbers)))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from fedtmle_core import memory as memory_module
 from fedtmle_core.errors import InputError, JournalError
-from fedtmle_core.home import MOST_REFUSALS, YEAR, Home, Standing
+from fedtmle_core.home import MOST_REFUSALS, YEAR, Home, Standing, is_home, key_beside
 from fedtmle_core.memory import Study, Totals
 from fedtmle_core.people import PERSON, Basis, Census, Conflict, Refusal, Snapshot
 
@@ -62,14 +62,14 @@ def test_a_home_is_for_its_owner_alone_and_keeps_its_keys(home: Home) -> None:
 
 
 def test_a_home_is_made_by_create_alone(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="there is no home here; restore it from a backup, or create it"):
+    with pytest.raises(InputError, match="there is no home here; restore it from a backup, or make it once"):
         Home.open(tmp_path / "none")
     assert not (tmp_path / "none").exists()
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "file").touch()
     with pytest.raises(InputError, match="not empty"):
         Home.create(tmp_path / "other")
-    with pytest.raises(JournalError, match="no home"):
+    with pytest.raises(InputError, match="there is no home here"):
         Home.open(tmp_path / "other")
 
 
@@ -77,6 +77,7 @@ def test_a_home_is_made_by_create_alone(tmp_path: Path) -> None:
 def test_what_is_lost_is_to_be_restored_and_is_never_made_anew(home: Home, lost: str) -> None:
     (home.folder / lost).unlink()
     (home.folder / "people").mkdir()
+    assert is_home(home.folder)
     with pytest.raises(JournalError, match="restore"):
         Home.open(home.folder)
     with pytest.raises(InputError, match="not empty"):
@@ -108,6 +109,24 @@ def test_a_creation_that_a_crash_interrupted_goes_on_with_its_key(home: Home) ->
     (home.folder / "home").unlink()
     (home.folder / "home.new").touch()
     assert Home.create(home.folder).key("north").public == home.key("north").public
+
+
+def test_records_alone_are_a_home_that_lost_its_key(home: Home) -> None:
+    home.records("north")
+    for name in ("home", "key"):
+        (home.folder / name).unlink()
+    with pytest.raises(JournalError, match="restore"):
+        Home.open(home.folder)
+
+
+def test_the_key_of_a_record_is_that_of_its_hospital(home: Home, tmp_path: Path) -> None:
+    names = ("north", "../north")
+    for name in names:
+        found = key_beside(home.records(name) / "ledger.jsonl")
+        assert found is not None
+        assert found.public == home.key(name).public
+    assert set(home.hospitals) == set(names)
+    assert key_beside(tmp_path / "a" / "ledger.jsonl") is None
 
 
 def test_a_name_that_is_no_plain_word_stays_inside_the_home(home: Home) -> None:
@@ -179,24 +198,24 @@ def test_records_that_were_cut_off_or_changed_are_noticed(home: Home) -> None:
     sizes = []
     for plan in ("a", "b", "c"):
         answer(home, plan, range(50))
-        sizes.append((people / "studies").stat().st_size)
-    whole, head = (people / "studies").read_bytes(), (people / "head").read_bytes()
+        sizes.append((people / "studies.journal").stat().st_size)
+    whole, head = (people / "studies.journal").read_bytes(), (people / "studies.head").read_bytes()
     for size in sizes[:2]:
-        (people / "studies").write_bytes(whole[:size])
+        (people / "studies.journal").write_bytes(whole[:size])
         with pytest.raises(JournalError, match="head says 3"), home.held():
             pass
-    (people / "studies").unlink()
+    (people / "studies.journal").unlink()
     with pytest.raises(JournalError, match="head says 3"), home.held():
         pass
-    (people / "studies").write_bytes(whole)
-    (people / "head").unlink()
+    (people / "studies.journal").write_bytes(whole)
+    (people / "studies.head").unlink()
     with pytest.raises(JournalError, match="head of the memory is gone"), home.held():
         pass
     for broken in (b"", b"\x00", head[:-1] + bytes([head[-1] ^ 1])):
-        (people / "head").write_bytes(broken)
+        (people / "studies.head").write_bytes(broken)
         with pytest.raises(JournalError, match="head"), home.held():
             pass
-    (people / "head").write_bytes(head)
+    (people / "studies.head").write_bytes(head)
     with home.held() as opened:
         assert len(opened.memory.studies) == 3
 

@@ -48,13 +48,16 @@ class Hospitals:
         self.folder = folder
         for number, name in enumerate(names):
             (folder / name).mkdir(parents=True)
-            text = f'[silo]\nname = "{name}"\n\n[data]\npath = "table.csv"\n\n[policy]\n{policy}'
+            text = (
+                f'[silo]\nname = "{name}"\nhome = "home"\n\n[data]\npath = "table.csv"\n\n[policy]\n{policy}'
+            )
             (folder / name / "silo.toml").write_text(text)
             random = np.random.default_rng(number)
             w = np.round(random.uniform(20, 80, ROWS), 2)
             a = random.random(ROWS) < 0.5
             y = random.random(ROWS) < 0.3 + 0.2 * a
             self.write(name, np.column_stack([y, a, w]).astype(float))
+            Home.create(folder / name / "silo.toml")
 
     def home(self, name: str) -> Home:
         return Home.of(self.folder / name / "silo.toml")

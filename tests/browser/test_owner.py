@@ -16,11 +16,12 @@ from fedtmle.studies.home import Home
 from tests.browser.conftest import Page
 from tests.browser.test_watch import eventually
 from tests.deploy.test_owner import receive
+from tests.homes import home_at
 
 
 @pytest.fixture
 def home(tmp_path: Path) -> Home:
-    return Home.of(write_example(tmp_path, 2).parent / "hospital-1" / "silo.toml")
+    return home_at(write_example(tmp_path, 2).parent / "hospital-1" / "silo.toml")
 
 
 @pytest.fixture

@@ -34,6 +34,7 @@ from fedtmle.studies.home import open_party
 from fedtmle.studyfile.file import study_plan
 from tests.data_layer.asking import defect, factor, labels, numeric, schema
 from tests.databases.infants import HOSPITALS, as_csv, as_sqlite, silo_file
+from tests.homes import home_at
 
 AGE = schema(numeric("age", may_be_missing=True))
 URL = "postgresql://me:hunter2@db.hospital/records"
@@ -62,12 +63,17 @@ def defects(folder: Path, data: str) -> list[str]:
 def test_a_silo_file_names_a_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "cohort.sql").write_text("-- the cohort\nselect * from patients;\n")
     data = 'database = {url_env = "HOSPITAL_DB", timeout = 5, max_rows = 10}\nquery_file = "cohort.sql"'
-    file = read_silo_file(silo_file(tmp_path, "north", data, stream=True))
+    path = silo_file(tmp_path, "north", data, stream=True)
     monkeypatch.setenv("HOSPITAL_DB", URL)
+    before = read_silo_file(path).data
+    assert isinstance(before, DatabaseQuery)
+    assert before.folder == tmp_path / "north.copies"  # it has no home yet
+    folder = home_at(path).folder
+    file = read_silo_file(path)
     assert isinstance(file.data, DatabaseQuery)
     assert file.data.timeout == 5
     assert file.data.max_rows == 10
-    assert file.data.folder == tmp_path / "north.fedtmle"
+    assert file.data.folder == folder
     assert file.data.sql == "-- the cohort\nselect * from patients"
     assert "hunter2" not in repr(file)
     assert file.stream
@@ -301,12 +307,14 @@ def test_wrong_queries_of_sqlite(tmp_path: Path, sql: str, trouble: Trouble) -> 
 
 def test_a_file_is_known_by_its_content(tmp_path: Path) -> None:
     sqlite_file(tmp_path, "create table t as select 40 as age", name="rows.db")
-    file = read_silo_file(silo_file(tmp_path, "north", 'database = "rows.db"\ntable = "t"', stream=True))
+    path = silo_file(tmp_path, "north", 'database = "rows.db"\ntable = "t"', stream=True)
+    folder = home_at(path).folder
+    file = read_silo_file(path)
     assert isinstance(file.data, DatabaseQuery)
     check_readable(file)
     table = load(file, AGE, silo="north")
     assert table.n_rows == 1
-    assert len(list((tmp_path / "north.fedtmle").iterdir())) == 1
+    assert len(list(folder.glob("*.parquet"))) == 1
     assert load(Database(path=tmp_path / "rows.db", table="t"), AGE, silo="north").n_rows == 1
 
 
@@ -434,6 +442,7 @@ def test_a_copy_that_cannot_be_written_and_files_of_others(
 ) -> None:
     sqlite_file(tmp_path, "create table t as select 40 as age")
     file = silo_file(tmp_path, "north", 'database = "rows.sqlite"\ntable = "t"', stream=True)
+    folder = home_at(file).folder
 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
@@ -443,7 +452,7 @@ def test_a_copy_that_cannot_be_written_and_files_of_others(
         with pytest.raises(DataErrors, match="the copy of the database's rows cannot be written; make room"):
             load(file, AGE, silo="north")
     gc.collect()
-    assert not list((tmp_path / "north.fedtmle").iterdir())
+    assert not list(folder.glob("*.parquet"))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))  # where a source without a silo file is copied
     (tmp_path / "copied-rows-of-mine.parquet").write_bytes(b"mine")
     source = read_silo_file(file)

@@ -39,6 +39,7 @@ from fedtmle_core.journal import FileJournal
 from tests.data_layer.asking import binary, factor, labels, numeric, schema
 from tests.databases.infants import HOSPITALS, as_csv, as_postgres, silo_file
 from tests.databases.server import Server
+from tests.homes import home_at
 
 READER = "only reads"
 AGE = schema(numeric("age", may_be_missing=True))
@@ -347,13 +348,13 @@ def test_too_many_rows(server: Server, url: str, tmp_path: Path) -> None:
     ages(server, 1000)
     query = DatabaseQuery(url_env=url, table="patients", max_rows=999)
     assert defect_of(query).message == "the query yields more than 999 rows"
-    (folder := tmp_path / "silo.fedtmle").mkdir()
     path = silo_file(
         tmp_path, "silo", f'database = {{url_env = "{url}", max_rows = 999}}\ntable = "patients"', stream=True
     )
+    folder = home_at(path).folder
     with pytest.raises(DataErrors, match="more than 999 rows"):
         load(path, AGE, silo="silo")
-    assert not list(folder.iterdir())
+    assert not list(folder.glob("*.parquet"))
     assert load(DatabaseQuery(url_env=url, table="patients", max_rows=1000), AGE, silo="n").n_rows == 1000
 
 
@@ -662,8 +663,7 @@ def test_an_extract_holds_the_rows_still(server: Server, url: str, tmp_path: Pat
 def test_a_copy_of_a_killed_process_is_removed_by_the_next(server: Server, url: str, tmp_path: Path) -> None:
     ages(server)
     path = silo_file(tmp_path, "north", f'database = {{url_env = "{url}"}}\ntable = "patients"', stream=True)
-    folder = tmp_path / "north.fedtmle"
-    folder.mkdir()
+    folder = home_at(path).folder
     (folder / "copied-rows-abandoned.parquet").write_bytes(b"records")
     table = load(path, AGE, silo="north")
     (copy,) = folder.glob("*.parquet")
@@ -674,7 +674,7 @@ def test_a_copy_of_a_killed_process_is_removed_by_the_next(server: Server, url: 
     assert sum(block.n_rows for block in table.blocks()) == other.n_rows
     del table, other
     gc.collect()
-    assert not list(folder.iterdir())
+    assert not list(folder.glob("*.parquet"))
 
 
 def test_many_silos_at_once(server: Server, url: str) -> None:

@@ -27,11 +27,11 @@ from fedtmle.engine.office import resume
 from fedtmle.engine.process import Process
 from fedtmle.engine.runs import RunFolder, RunState, RunStatus
 from fedtmle.runtime import ledger
-from fedtmle.studies.home import Home
 from fedtmle.studyfile.file import StudyFile, read_study
 from tests.deploy import faults
 from tests.deploy.proxy import Proxy
 from tests.engine.lines import ALGORITHMS
+from tests.homes import home_at
 
 DEADLINE = 20.0
 NOTES = "FEDTMLE_FAULT_NOTES"  # the file, if any, to which each fault's message and times are appended
@@ -158,7 +158,7 @@ def same(study: StudyFile, run: RunFolder, scratch: Path) -> None:
     assert run.transcript.read_bytes() == (scratch / "transcript").read_bytes()
     for path in study.silos.values():
         told: dict[str, str] = {}
-        for entry in ledger.read(Home.of(path).ledger_path):
+        for entry in ledger.read(home_at(path).ledger_path):
             if entry["decision"] != "refused":
                 assert told.setdefault(entry["asked"], entry["replied"]) == entry["replied"]
 

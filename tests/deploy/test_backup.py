@@ -32,6 +32,7 @@ from fedtmle.studies.over import run_over
 from fedtmle.studyfile.file import StudyFile, file_plan, read_study
 from fedtmle_core.journal import scan, write_document
 from tests.engine.lines import approve, opened, study_of
+from tests.homes import home_at
 
 runner = CliRunner(env={"COLUMNS": "80", "NO_COLOR": "1"})
 SILO = "hospital 1"
@@ -53,7 +54,7 @@ class Place:
         """Run a study in this process, with the records of a deployed silo at hospital 1."""
         plan, silos, keepers = file_plan(study), [], []
         for name, path in study.silos.items():
-            home = Home.of(path)
+            home = home_at(path)
             recorded = name == SILO
             keeper = home.keeper(plan) if recorded else home.unrecorded_keeper(plan)
             keepers += [keeper] if recorded else []
@@ -121,7 +122,7 @@ def test_everything_lost_then_restored_answers_no_plan_that_was_approved(
     assert count > 10
     place.answer(place.second)  # after the backup: nobody who has only the backup can know
     lines = len(list(ledger.read(place.home.ledger_path)))
-    shutil.rmtree(place.home.folder)
+    shutil.rmtree(place.home.file.home)
     shutil.rmtree(place.kit.path)
     done = restore(tmp_path / "b.tar.gz", place.kit.path)
     assert set(done.closed) == {digest(place.first), digest(place.second)}
@@ -154,7 +155,7 @@ def test_plans_that_came_after_the_backup_are_closed_when_the_server_is_heard(
     later = seeded(place.first, 4)
     approve(later, SILO)
     place.answer(later)
-    shutil.rmtree(place.home.folder)
+    shutil.rmtree(place.home.file.home)
     restore(tmp_path / "b.tar.gz", place.kit.path)
     assert place.hello(later) is Waiting.APPROVAL  # it has never heard of it ...
     desk = Desk(place.kit.home, version="1")
@@ -168,6 +169,32 @@ def test_plans_that_came_after_the_backup_are_closed_when_the_server_is_heard(
     assert digest(new) not in place.home.closed
 
 
+def test_a_doctor_between_loss_and_restoration_makes_no_key(place: Place, tmp_path: Path) -> None:
+    """A new key would stay in place, and sign none of the restored records."""
+    back_up(place.kit, tmp_path / "b.tar.gz")
+    before = place.home.key.public_keys
+    lost = tmp_path / "lost"
+    place.home.file.home.rename(lost)
+    said = runner.invoke(app, ["deploy", "doctor", str(place.kit.path)]).output
+    assert "restore it from your backup; only if" in " ".join(said.split())
+    for command in ("decisions", "home"):
+        done = runner.invoke(app, ["silo", command, "--silo", str(place.first.silos[SILO])])
+        assert done.exit_code == 1
+    assert place.hello(place.second) is Declined.CONFIGURATION
+    assert not place.home.file.home.exists()
+    restore(tmp_path / "b.tar.gz", place.kit.path)
+    assert place.home.key.public_keys == before
+    assert place.home.approvals.decisions()
+
+
+def test_a_home_that_was_made_anew_is_not_mixed_with_a_backup(place: Place, tmp_path: Path) -> None:
+    back_up(place.kit, tmp_path / "b.tar.gz")
+    shutil.rmtree(place.home.file.home)
+    Home.create(place.first.silos[SILO])
+    with pytest.raises(InputError, match="a home with another key is here; move it away"):
+        restore(tmp_path / "b.tar.gz", place.kit.path)
+
+
 def test_files_that_are_intact_and_newer_stay(place: Place, tmp_path: Path) -> None:
     back_up(place.kit, tmp_path / "b.tar.gz")
     place.answer(place.second)
@@ -176,7 +203,7 @@ def test_files_that_are_intact_and_newer_stay(place: Place, tmp_path: Path) -> N
     assert done.put_back == []
     assert done.closed == []
     assert not done.unknown
-    assert "ledger.jsonl" in done.kept
+    assert "hospitals/hospital 1/ledger.jsonl" in done.kept
     assert {path: path.read_bytes() for path in before} == before
 
 
@@ -187,12 +214,12 @@ def test_a_damaged_journal_is_replaced_and_its_plan_alone_closed(place: Place, t
     data[len(data) // 2] ^= 1
     journal.write_bytes(data)
     done = restore(tmp_path / "b.tar.gz", place.kit.path)
-    assert done.put_back == [journal.name]
+    assert done.put_back == [f"hospitals/hospital 1/{journal.name}"]
     assert done.closed == [digest(place.first)]
     assert not done.unknown  # the ledger in place shows that the second plan has not begun
     assert list(scan(journal.read_bytes(), journal))
-    (aside,) = place.home.folder.glob("replaced-*")
-    assert (aside / journal.name).read_bytes() == bytes(data)
+    (aside,) = place.home.file.home.glob("replaced-*")
+    assert (aside / "hospitals" / "hospital 1" / journal.name).read_bytes() == bytes(data)
     assert place.hello(place.second) == Ready(release=False)
 
 
@@ -215,7 +242,7 @@ def test_a_backup_while_lines_are_written_can_be_verified(place: Place, tmp_path
     with path.open("ab") as file:
         file.write(torn)
     back_up(place.kit, tmp_path / "b.tar.gz")
-    shutil.rmtree(place.home.folder)
+    shutil.rmtree(place.home.file.home)
     restore(tmp_path / "b.tar.gz", place.kit.path)
     count, _ = ledger.verify(place.home.ledger_path, place.home.key.public)
     assert count > 5
@@ -229,7 +256,8 @@ def test_a_backup_is_for_its_owner_alone_and_overwrites_nothing(place: Place, tm
     assert stat.S_IMODE(target.stat().st_mode) == 0o600
     with tarfile.open(target) as archive:
         names = archive.getnames()
-    assert "records/ledger.jsonl" in names
+    assert "home/hospitals/hospital 1/ledger.jsonl" in names
+    assert "home/key" in names
     assert "kit/startup/client.key" in names
     assert not any("infants" in name for name in names)  # no records of people
     again = runner.invoke(app, ["deploy", "backup", str(place.kit.path), "--out", str(target)])

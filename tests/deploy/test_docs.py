@@ -31,6 +31,7 @@ VERBS = [
     "fedtmle deploy init",
     "fedtmle server start",
     "fedtmle server status",
+    "fedtmle silo home",
     "fedtmle silo start",
     "fedtmle deploy doctor",
     "fedtmle deploy service",
@@ -89,6 +90,7 @@ def test_a_consortium_from_the_first_command_to_the_last(tmp_path: Path) -> None
         run(words(command["fedtmle server start"]), tmp_path)
         for name, kit in kits.items():
             place = {"north": kit, "silo_toml": f"{name}.toml"}
+            run(words(command["fedtmle silo home"], **place), tmp_path)
             run(words(command["fedtmle silo start"], **place), tmp_path)
         for line in (requests[0], command["fedtmle deploy sign"], requests[1]):
             run(words(line, north=kits["north"]), tmp_path)

@@ -23,11 +23,11 @@ from fedtmle.engine.office import cancel
 from fedtmle.engine.runs import RunState
 from fedtmle.errors import ProtocolError
 from fedtmle.runtime import ledger
-from fedtmle.studies.home import Home
 from fedtmle.studyfile.file import read_study
 from tests.deploy import faults
 from tests.deploy.rig import DEADLINE, Rig, kill_all, same
 from tests.engine.lines import ALGORITHMS, approve, going_on
+from tests.homes import home_at
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 KILLS = 3
@@ -122,9 +122,9 @@ def test_a_run_that_was_cancelled_asks_nothing_more(rig: Rig) -> None:
     process = run.status().process
     assert process is None
     time.sleep(15)
-    asked = [sum(1 for _ in ledger.read(Home.of(path).ledger_path)) for path in study.silos.values()]
+    asked = [sum(1 for _ in ledger.read(home_at(path).ledger_path)) for path in study.silos.values()]
     time.sleep(10)
-    assert asked == [sum(1 for _ in ledger.read(Home.of(path).ledger_path)) for path in study.silos.values()]
+    assert asked == [sum(1 for _ in ledger.read(home_at(path).ledger_path)) for path in study.silos.values()]
     assert run.look().state is RunState.CANCELLED
 
 
@@ -153,7 +153,7 @@ def test_a_silo_that_is_connected_and_not_in_the_plan_is_asked_nothing(rig: Rig,
         assert rig.attempt(run).state is RunState.DONE
     finally:
         processes.stop(kit)
-    assert not list(tmp_path.glob("silo.fedtmle/studies/*"))
+    assert not list(tmp_path.glob("home/hospitals/*/studies/*"))
 
 
 def test_a_silo_of_another_consortium_never_connects(rig: Rig, tmp_path: Path) -> None:

@@ -34,12 +34,12 @@ from fedtmle.deploy.provision import provision
 from fedtmle.engine import flare_server
 from fedtmle.engine.runs import RunFolder, RunState, RunStatus
 from fedtmle.runtime import ledger
-from fedtmle.studies.home import Home
 from fedtmle.studyfile.file import StudyFile, read_study
 from fedtmle_core.journal import Document
 from tests.deploy.session import engine_session
 from tests.deploy.tap import forms, sent, write_hook
 from tests.engine.lines import approve
+from tests.homes import home_at
 
 CANARY = 27.319757  # an age at hospital 1, and nobody else's
 WORD = "Qzx7Canary"  # a path at hospital 1
@@ -169,7 +169,7 @@ def test_a_run_waits_for_approvals_and_gives_the_bytes_of_one_process(rig: Rig, 
     here.run.transcript.save(tmp_path / "transcript")
     assert run.result.read_text() == here.to_json() + "\n"
     assert run.transcript.read_bytes() == (tmp_path / "transcript").read_bytes()
-    told = [line["replied"] for line in ledger.read(Home.of(rig.study.silos["hospital 1"]).ledger_path)]
+    told = [line["replied"] for line in ledger.read(home_at(rig.study.silos["hospital 1"]).ledger_path)]
     replies = [exchange.replies["hospital 1"] for exchange in here.run.transcript.exchanges]
     assert told == [ledger.text(reply) for reply in replies]  # the owner's own record of it
 

@@ -21,10 +21,10 @@ from fedtmle.engine.coordinate import Coordination
 from fedtmle.engine.post import Desk, Notice, studies_folder
 from fedtmle.engine.runs import Move, RunFolder, RunStatus, Terms, sites
 from fedtmle.runtime import ledger
-from fedtmle.studies.home import Home
 from fedtmle.studyfile.file import StudyFile, file_plan
 from fedtmle_core.journal import write_document
 from tests.engine.lines import approve, line, study_of
+from tests.homes import home_at
 
 runner = CliRunner(env={"COLUMNS": "80", "NO_COLOR": "1"})
 
@@ -66,7 +66,7 @@ def numbers(kit: Kit) -> dict[str, float]:
 
 
 def test_a_silos_numbers_are_those_of_its_ledger(study: StudyFile, kit: Kit) -> None:
-    home = Home.of(study.silos["hospital 1"])
+    home = home_at(study.silos["hospital 1"])
     (account,) = ledger.studies(ledger.read(home.ledger_path))
     decided = [entry["decision"] for entry in ledger.read(home.ledger_path)]
     found = numbers(kit)
@@ -83,7 +83,7 @@ def test_a_silos_numbers_are_those_of_its_ledger(study: StudyFile, kit: Kit) -> 
 
 
 def test_the_server_is_heard_and_a_study_waits(study: StudyFile, kit: Kit) -> None:
-    path = studies_folder(Home.of(study.silos["hospital 1"]).folder) / f"{'cd' * 32}.toml"
+    path = studies_folder(home_at(study.silos["hospital 1"]).folder) / f"{'cd' * 32}.toml"
     path.write_text("x = 1")
     try:
         Desk(kit.home, version="1").take(Notice(time=0.0, version="1", open=[]))
@@ -109,7 +109,7 @@ def test_a_servers_numbers_are_those_of_its_runs(study: StudyFile, kit: Kit) -> 
 
 
 def test_a_broken_ledger_is_one_number_and_no_exception(study: StudyFile, kit: Kit) -> None:
-    path = Home.of(study.silos["hospital 1"]).ledger_path
+    path = home_at(study.silos["hospital 1"]).ledger_path
     whole = path.read_bytes()
     path.write_bytes(whole.replace(b'"round":3', b'"round":4', 1) + b"\n")
     try:

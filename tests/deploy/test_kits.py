@@ -32,6 +32,7 @@ from fedtmle.engine.runs import RunFolder, RunState, RunStatus
 from fedtmle.errors import InputError
 from fedtmle.studyfile.file import read_study
 from fedtmle_core.journal import write_document
+from tests.homes import home_at
 
 runner = CliRunner(env={"COLUMNS": "80", "NO_COLOR": "1"})
 
@@ -220,9 +221,7 @@ def _lose_data(kit: Kit) -> None:
 
 def _damage(name: str) -> Callable[[Kit], None]:
     def damage(kit: Kit) -> None:
-        folder = _silo_file(kit).with_suffix(".fedtmle")
-        folder.mkdir(exist_ok=True)
-        (folder / name).write_text("no record of ours\n")
+        (home_at(_silo_file(kit)).folder / name).write_text("no record of ours\n")
 
     return damage
 
@@ -278,7 +277,7 @@ def test_the_doctor_warns_before_a_certificate_ends(kit: Kit) -> None:
 
 def test_the_doctor_looks_at_the_disk_of_the_journals(kit: Kit, monkeypatch: pytest.MonkeyPatch) -> None:
     """It need not be the kit's: here it is full, and the kit's is not."""
-    own = _silo_file(kit).with_suffix(".fedtmle")
+    own = home_at(_silo_file(kit)).folder
     statvfs = os.statvfs
 
     def full(path: Path) -> object:

@@ -17,10 +17,10 @@ from fedtmle.deploy.parties import start_server, start_silo
 from fedtmle.deploy.provision import add_silo, authority_of, install, remove_silo, renew_server, request, sign
 from fedtmle.engine.runs import RunState
 from fedtmle.errors import ProtocolError
-from fedtmle.studies.home import Home
 from fedtmle.studyfile.file import file_plan, read_study
 from tests.deploy.rig import Rig, same
 from tests.engine.lines import approve
+from tests.homes import home_at
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 H2 = "hospital 2"
@@ -122,7 +122,7 @@ def test_a_silo_is_added_and_removed_under_a_run(rig: Rig, tmp_path: Path) -> No
         refused = time.monotonic() - began
         assert processes.wait_until(lambda: waits.status().state is RunState.STOPPED, 10)
         assert "silo 'east' was removed from the deployment" in waits.status().why
-        Home.of(own).approvals.decide(file_plan(later).digest, approved=True)
+        home_at(own).approvals.decide(file_plan(later).digest, approved=True)
         processes.stop(kit)
         start_silo(kit, None)  # nor does it get in again
         with pytest.raises(ProtocolError, match="not connected"):

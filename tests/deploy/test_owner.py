@@ -18,6 +18,7 @@ from fedtmle.deploy.owner import COOKIE, OwnerServer
 from fedtmle.engine.post import studies_folder
 from fedtmle.studies.home import Home, data_digest
 from fedtmle.studyfile.file import file_plan, read_study
+from tests.homes import home_at
 
 EVIL = '<script>alert(1)</script>\\" onload=x'
 
@@ -72,7 +73,7 @@ def place(tmp_path: Path) -> tuple[Home, str]:
     study = write_example(tmp_path, 2)
     text = study.read_text().replace("[target]", f'title = "{EVIL}"\n\n[target]', 1)
     study.write_text(text)
-    home = Home.of(tmp_path / "hospital-1" / "silo.toml")
+    home = home_at(tmp_path / "hospital-1" / "silo.toml")
     return home, receive(home, study)
 
 
@@ -142,7 +143,7 @@ def test_what_changed_since_the_page_was_shown_is_not_approved(
     decision = home.approvals.current()[plan]
     assert [limit.key for limit in decision.lowered] == ["min_arm_rows"] * (changed == "policy")
     found = file_plan(read_study(studies_folder(home.folder) / f"{plan}.toml", samples=False))
-    assert decision.data == data_digest(found, Home.of(home.file.path).file).hex()
+    assert decision.data == data_digest(found, home_at(home.file.path).file).hex()
 
 
 def test_the_page_has_the_words_of_the_preview(browser: Browser, place: tuple[Home, str]) -> None:

@@ -20,9 +20,9 @@ from fedtmle.engine.runs import RunFolder, RunState, sites
 from fedtmle.runtime import ledger
 from fedtmle.runtime import silo as silo_module
 from fedtmle.runtime.silo import Silo
-from fedtmle.studies.home import Home
 from fedtmle.studyfile.file import StudyFile, file_plan, read_study
 from tests.deploy import faults
+from tests.homes import home_at
 from tests.runtime.faults import records
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -89,7 +89,7 @@ def write_silos(folder: Path) -> None:
 
 def with_seed(folder: Path, seed: int) -> StudyFile:
     names = {f"clinic {number}": f"clinic-{number}/silo.toml" for number in range(SILOS)}
-    keys = {name: Home.of(folder / path).key.public_keys.hex() for name, path in names.items()}
+    keys = {name: home_at(folder / path).key.public_keys.hex() for name, path in names.items()}
     listed, pinned = (
         "\n".join(f'"{name}" = "{value}"' for name, value in table.items()) for table in (names, keys)
     )
@@ -147,7 +147,7 @@ def check_records(noisy: Noisy, study: StudyFile) -> None:
     privacy = plan.program.privacy
     assert privacy is not None
     for silo, path in study.silos.items():
-        home = Home.of(path)
+        home = home_at(path)
         recorded = dict(records(home.journal_path(plan).read_bytes()))
         pieces = faults.written(noisy.witness / f"{sites(study.silos)[silo]}.wire")
         sent = {

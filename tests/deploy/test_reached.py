@@ -11,11 +11,12 @@ from fedtmle.deploy.demo import run_here
 from fedtmle.engine.runs import RunFolder, RunState
 from fedtmle.errors import DeadlineError
 from fedtmle.protocol.query import Phase
-from fedtmle.studies.home import Home, open_party
+from fedtmle.studies.home import open_party
 from fedtmle.studies.over import run_over
 from fedtmle.studyfile.file import StudyFile, file_plan
 from tests.deploy.rig import Rig, same
 from tests.engine.lines import approve
+from tests.homes import home_at
 from tests.runtime.test_reached import Losing
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -25,7 +26,7 @@ H3 = "hospital 3"
 def expected(study: StudyFile, exchange: int) -> str:
     """How far one process gets that loses a silo in this exchange, in words without the full stop."""
     plan = file_plan(study)
-    homes = {name: Home.of(path) for name, path in study.silos.items()}
+    homes = {name: home_at(path) for name, path in study.silos.items()}
     parties = [
         open_party(plan, name, home.file, keeper=home.unrecorded_keeper(plan)) for name, home in homes.items()
     ]

@@ -18,10 +18,10 @@ from fedtmle.deploy.launch import server_trouble
 from fedtmle.engine.office import resume
 from fedtmle.engine.post import Standing
 from fedtmle.engine.runs import RunFolder, RunState
-from fedtmle.studies.home import Home
 from fedtmle.studyfile.file import StudyFile, file_plan
 from tests.deploy import faults
 from tests.deploy.rig import Rig, same
+from tests.homes import home_at
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 H2 = "hospital 2"
@@ -88,7 +88,7 @@ def halted(rig: Rig, seed: int, *, party: str = "hospital-2") -> tuple[StudyFile
 
 def test_a_full_disk_at_a_silo_is_told_and_ends_with_one_command(rig: Rig, tmp_path: Path) -> None:
     study = rig.plan(1)
-    home = Home.of(study.silos[H2]).folder
+    home = home_at(study.silos[H2]).folder
     with small_disk(home, 8):
         run = rig.start(study)
         rig.at_round(run, "hospital-1")
@@ -146,7 +146,7 @@ def is_told(run: RunFolder, resumed: float) -> bool:
 @pytest.mark.parametrize("what", ["journal", "ledger", "approvals"])
 def test_a_damaged_record_of_a_silo_is_told_and_can_be_restored(rig: Rig, tmp_path: Path, what: str) -> None:
     study, run = halted(rig, {"journal": 4, "ledger": 5, "approvals": 6}[what])
-    home = Home.of(study.silos[H2])
+    home = home_at(study.silos[H2])
     journal = home.journal_path(file_plan(study))
     path = {"journal": journal, "ledger": home.ledger_path, "approvals": home.approvals.path}[what]
     kept = path.read_bytes()
@@ -167,7 +167,7 @@ def test_data_that_changed_ask_for_a_new_approval(rig: Rig, tmp_path: Path) -> N
     study = rig.plan(7, approved=False)
     plan = file_plan(study)
     for path in study.silos.values():
-        Home.of(path).approve(plan)
+        home_at(path).approve(plan)
     table = study.silos[H2].with_name("infants.csv")
     kept = table.read_text()
     table.write_text("\n".join(kept.splitlines()[:-1]) + "\n")

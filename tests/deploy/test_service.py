@@ -23,6 +23,7 @@ from fedtmle.deploy.processes import record_of, running, wait_until
 from fedtmle.deploy.provision import provision
 from fedtmle.engine.process import KEPT_DAYS, LONGEST_LOG, Process, tidy
 from fedtmle.errors import InputError
+from tests.homes import home_at
 
 ANALYZE = shutil.which("systemd-analyze")
 
@@ -38,7 +39,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Deployment:
 def silo(made: Deployment, tmp_path: Path) -> Kit:
     kit = read_kit(made.kit("north"), Role.SILO)
     silo_file = tmp_path / "silo.toml"
-    silo_file.write_text('[silo]\nname = "north"\n\n[data]\npath = "none.csv"\n')
+    silo_file.write_text('[silo]\nname = "north"\nhome = "home"\n\n[data]\npath = "none.csv"\n')
+    home_at(silo_file)
     (kit.home / "silo.json").write_text(json.dumps({"silo_file": str(silo_file)}))
     return kit
 
@@ -49,7 +51,7 @@ def test_a_unit_runs_the_party_in_the_foreground_and_writes_its_own_folders_only
     text = unit(silo, user="fedtmle")
     keys = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
     assert keys["ExecStart"] == f"{sys.executable} -m fedtmle silo run {silo.path}"
-    assert keys["ReadWritePaths"].split() == [str(silo.path), str(tmp_path / "silo.fedtmle")]
+    assert keys["ReadWritePaths"].split() == [str(silo.path), str(tmp_path / "home")]
     assert keys["ProtectSystem"] == "strict"
     assert keys["NoNewPrivileges"] == "true"
 

@@ -12,8 +12,8 @@ from fedtmle.engine.frames import Answer, Declined, Reply
 from fedtmle.engine.runs import Move, RunFolder, Terms, server_key, sites
 from fedtmle.engine.site import Endpoint, open_endpoint
 from fedtmle.errors import DeadlineError, RefusedError
-from fedtmle.studies.home import Home
 from fedtmle.studyfile.file import StudyFile, file_plan, read_study
+from tests.homes import home_at
 
 ALGORITHMS = {
     "Coded": 'kind = "Coded"',
@@ -66,7 +66,7 @@ def going_on(study: StudyFile) -> StudyFile:
 
 def approve(study: StudyFile, *silos: str, approved: bool = True) -> None:
     for silo in silos or study.silos:
-        Home.of(study.silos[silo]).approvals.decide(file_plan(study).digest, approved=approved)
+        home_at(study.silos[silo]).approvals.decide(file_plan(study).digest, approved=approved)
 
 
 def kit_of(folder: Path, study: StudyFile, silo: str) -> Path:

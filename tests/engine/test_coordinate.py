@@ -17,7 +17,6 @@ from fedtmle.engine.runs import Move, RunFolder, RunState, RunStatus
 from fedtmle.errors import DeadlineError, InputError
 from fedtmle.protocol.messages import Reason
 from fedtmle.runtime import ledger
-from fedtmle.studies.home import Home
 from fedtmle.studyfile.file import StudyFile, file_plan, read_study
 from fedtmle.text.result import render
 from fedtmle_core.signing import SigningKey
@@ -31,6 +30,7 @@ from tests.engine.lines import (
     pinned,
     study_of,
 )
+from tests.homes import home_at
 
 
 def carry_out(folder: Path, study: StudyFile, run: RunFolder) -> RunStatus:
@@ -59,7 +59,7 @@ def test_every_algorithm_gives_the_bytes_of_one_process(tmp_path: Path, algorith
     assert status.state is RunState.DONE, status.why
     assert len(status.seconds) == status.round
     assert same_as_here(study, run, tmp_path / "transcript")
-    owns = list((tmp_path / "hospitals").glob("*/silo.fedtmle/*.own.json"))
+    owns = list((tmp_path / "hospitals").glob("*/home/hospitals/*/*.own.json"))
     assert len(owns) == (3 if algorithm == "Personalized" else 0)
 
 
@@ -123,7 +123,7 @@ def test_a_silo_answers_nobody_but_the_server_whose_key_the_plan_has(tmp_path: P
     here = run_here(study)
     assert here.run is not None
     assert run.transcript.read_bytes() == here.run.transcript.encode()
-    refused = [line for line in ledger.read(Home.of(study.silos["hospital 1"]).ledger_path) if line["reason"]]
+    refused = [line for line in ledger.read(home_at(study.silos["hospital 1"]).ledger_path) if line["reason"]]
     assert refused == []
 
 
@@ -186,7 +186,7 @@ def test_a_run_that_breaks_at_any_round_resumes_to_the_same_bytes(tmp_path: Path
     assert same_as_here(study, run, tmp_path / "transcript")
     for path in study.silos.values():
         told: dict[str, str] = {}
-        for entry in ledger.read(Home.of(path).ledger_path):
+        for entry in ledger.read(home_at(path).ledger_path):
             assert told.setdefault(entry["asked"], entry["replied"]) == entry["replied"]
 
 

@@ -27,10 +27,11 @@ from fedtmle.errors import DecodeError, InputError
 from fedtmle.protocol import messages
 from fedtmle.protocol.messages import Open, Opened
 from fedtmle.runtime import ledger
-from fedtmle.studies.home import Home, data_digest
+from fedtmle.studies.home import data_digest
 from fedtmle.studyfile.file import StudyFile, file_plan, read_study
 from tests.damage import damaged
 from tests.engine.lines import approve, endpoint, kit_of, opened, pinned, study_of
+from tests.homes import home_at
 from tests.premise import Premise
 
 H1 = "hospital 1"
@@ -183,7 +184,7 @@ def test_no_exception_leaves_the_opening_of_an_endpoint(
 
 def test_a_study_is_kept_under_its_whole_digest_and_never_replaced(tmp_path: Path, study: StudyFile) -> None:
     endpoint(tmp_path, study, H1)
-    (kept,) = (study.silos[H1].with_suffix(".fedtmle") / "studies").iterdir()
+    (kept,) = (home_at(study.silos[H1]).folder / "studies").iterdir()
     assert kept.name == f"{file_plan(study).digest.hex()}.toml"
     first = f"{study.path.read_text()}# as it came first\n"  # the same plan
     kept.write_text(first)
@@ -197,7 +198,7 @@ def test_what_came_under_the_digest_of_another_study_gives_way_to_that_study(
 ) -> None:
     """The post stores what a server announces, and a server may announce a text as another plan."""
     endpoint(tmp_path, study, H1)
-    (kept,) = (study.silos[H1].with_suffix(".fedtmle") / "studies").iterdir()
+    (kept,) = (home_at(study.silos[H1]).folder / "studies").iterdir()
     ours = kept.read_text()
     for other in ("not a study", ours.replace("[algorithm]", "[options]\nseed = 77\n\n[algorithm]")):
         assert other != ours
@@ -233,7 +234,7 @@ def test_data_that_do_not_fit_are_declined_without_a_word_of_them(
 def test_data_that_changed_since_the_approval_need_a_new_one(tmp_path: Path, study: StudyFile) -> None:
     """The approval holds for the rows that the owner had; restoring them, or approving again, mends it."""
     path = study.silos[H1]
-    home, plan = Home.of(path), file_plan(study)
+    home, plan = home_at(path), file_plan(study)
     home.approvals.decide(plan.digest, approved=True, data=data_digest(plan, home.file))
     records = path.parent / "infants.csv"
     before = records.read_text()
@@ -262,7 +263,7 @@ def test_data_that_changed_since_the_approval_need_a_new_one(tmp_path: Path, stu
 
 def test_data_that_changed_can_be_approved_again(tmp_path: Path, study: StudyFile) -> None:
     path = study.silos[H1]
-    home, plan = Home.of(path), file_plan(study)
+    home, plan = home_at(path), file_plan(study)
     home.approvals.decide(plan.digest, approved=True, data=data_digest(plan, home.file))
     records = path.parent / "infants.csv"
     records.write_text("\n".join(records.read_text().splitlines()[:-1]) + "\n")
@@ -282,7 +283,7 @@ def test_a_journal_that_is_gone_is_said_to_be(
     assert ask(end) == Ready()
     assert isinstance(ask(end, frames.request(opening(study))), Reply)
     end.close()
-    (journal,) = (study.silos[H1].with_suffix(".fedtmle")).glob("*.journal")
+    (journal,) = home_at(study.silos[H1]).folder.glob("*.journal")
     kept = journal.read_bytes()
     journal.unlink()
     lost = endpoint(tmp_path, study, H1)
@@ -306,7 +307,7 @@ def test_a_job_that_ends_while_a_request_is_on_its_way_declines_nothing(
 
 
 def test_the_digest_of_the_data_is_signed_with_the_approval(study: StudyFile) -> None:
-    home, plan = Home.of(study.silos[H1]), file_plan(study)
+    home, plan = home_at(study.silos[H1]), file_plan(study)
     made = home.approvals.decide(plan.digest, approved=True, data=data_digest(plan, home.file))
     text = home.approvals.path.read_text()
     home.approvals.path.write_text(text.replace(made.data, "00" * 32))
@@ -319,7 +320,7 @@ def test_a_damaged_journal_is_declined(tmp_path: Path, study: StudyFile) -> None
     assert ask(end) == Ready()
     assert isinstance(ask(end, frames.request(opening(study))), Reply)
     end.close()
-    (journal,) = (study.silos[H1].with_suffix(".fedtmle")).glob("*.journal")
+    (journal,) = home_at(study.silos[H1]).folder.glob("*.journal")
     data = bytearray(journal.read_bytes())
     data[40] ^= 1
     journal.write_bytes(data)

@@ -25,6 +25,7 @@ from fedtmle.errors import DecodeError
 from fedtmle.studyfile.file import StudyFile, file_plan
 from tests.damage import damaged
 from tests.engine.lines import approve, kit_of, study_of
+from tests.homes import home_at
 
 H1 = "hospital 1"
 PLAN = "ab" * 32
@@ -121,5 +122,5 @@ def test_a_silo_that_cannot_tell_says_so(tmp_path: Path, study: StudyFile, harm:
     if harm == "no silo file":
         (kit / "silo.json").unlink()
     else:
-        study.silos[H1].with_suffix(".fedtmle").joinpath("approvals.jsonl").write_text("{}\n")
+        home_at(study.silos[H1]).folder.joinpath("approvals.jsonl").write_text("{}\n")
     assert desk.report().standings == {plan: Standing.CONFIGURATION}

@@ -31,9 +31,9 @@ from fedtmle.runtime.ledger import Transcript
 from fedtmle.runtime.records import Keeper
 from fedtmle.runtime.session import Finished, InProcess, Session
 from fedtmle.runtime.silo import Silo, check_standing, doubted_silos
-from fedtmle.studies.home import Home
 from tests.golden.data import cohort
 from tests.golden.runs import REGIMES, RUNS, study_of
+from tests.homes import home_at
 from tests.regimes import law as regimes
 from tests.runtime.faults import CASES, keeper_without_ledger, key_of
 from tests.runtime.simulator import Fate, Faults, SimulatedJournal
@@ -243,7 +243,7 @@ def test_with_looks_enough_of_the_own_group_are_vouched_for(vouched: str, is_ref
 
 def test_the_peers_of_a_home(tmp_path: Path) -> None:
     (tmp_path / "silo.toml").write_text('[silo]\nname = "a"\n\n[data]\npath = "a.csv"\n')
-    home = Home.of(tmp_path / "silo.toml")
+    home = home_at(tmp_path / "silo.toml")
     assert home.peers is None
     listed = key_of("b").public_keys
     (home.folder / "peers").write_text(f"# by telephone\n\n{listed.hex()} south\n")

@@ -15,12 +15,12 @@ from fedtmle.cli import app
 from fedtmle.errors import InputError
 from fedtmle.layout import visible
 from fedtmle.studies.approval import fingerprint_of, literals, review
-from fedtmle.studies.home import Home
 from fedtmle.studies.preview import preview
 from fedtmle.studies.validate import validate
 from fedtmle.studyfile.file import StudyFile, file_plan, read_study
 from fedtmle.text.approval import render_approval
 from fedtmle_core.signing import SigningKey
+from tests.homes import home_at, homes_in
 
 FORGED = "x\nPlan 0000\n\x1b[2J\x1b[1AApproved.\r\u202e\u2066\u2028\u200b\x9b"
 TOML = "".join(f"\\u{ord(char):04x}" if not char.isascii() or char < " " else char for char in FORGED)
@@ -30,6 +30,7 @@ runner = CliRunner()
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     assert runner.invoke(app, ["init", str(tmp_path), "--all-keys"]).exit_code == 0
+    homes_in(tmp_path)
     return tmp_path
 
 
@@ -81,7 +82,7 @@ def test_no_text_of_a_study_can_forge_a_screen(folder: Path, forgery: str) -> No
 def test_forgeries_are_shown_where_the_study_is_accepted(folder: Path) -> None:
     """A premise of the test above: some of these studies can be read, and are shown with escapes."""
     study = edited(folder, FORGERIES["a silo's name"])
-    shown = " ".join(render_approval(review(read_study(study), Home.of(folder / "north.toml"))).split())
+    shown = " ".join(render_approval(review(read_study(study), home_at(folder / "north.toml"))).split())
     assert "x Plan 0000 \\x1b[2J" in shown  # on one line, behind our bullet
     assert "\\x1b[2J" in shown
 
@@ -105,7 +106,7 @@ def test_every_character_that_is_not_itself_is_escaped() -> None:
 
 
 def test_the_owner_sees_all_that_is_approved(folder: Path) -> None:
-    keys = {name: Home.of(folder / f"{name}.toml").key.public_keys for name in ("north", "south")}
+    keys = {name: home_at(folder / f"{name}.toml").key.public_keys for name in ("north", "south")}
     server = SigningKey(b"s" * 32).public
     listed = ", ".join(f'{name} = "{key.hex()}"' for name, key in keys.items())
     study = edited(
@@ -116,7 +117,7 @@ def test_the_owner_sees_all_that_is_approved(folder: Path) -> None:
         ),
         ("sbp_0 + age + C(sex) + smoker", "sbp_0 + I(age - 60.3) + C(sex) + smoker"),
     )
-    home = Home.of(folder / "north.toml")
+    home = home_at(folder / "north.toml")
     (home.folder / "peers").write_text(keys["north"].hex())
     words = " ".join(render_approval(review(read_study(study), home)).split())
     plan = file_plan(read_study(study))
@@ -152,7 +153,7 @@ def test_the_owner_sees_all_that_is_approved(folder: Path) -> None:
 def test_the_owner_sees_how_many_silos_may_lie(
     folder: Path, silos: int, colluders: int, expected: str
 ) -> None:
-    approval = review(masked(folder, silos, f"colluders = {colluders}"), Home.of(folder / "north.toml"))
+    approval = review(masked(folder, silos, f"colluders = {colluders}"), home_at(folder / "north.toml"))
     assert approval.is_masked
     assert expected in " ".join(render_approval(approval).split())
 
@@ -161,7 +162,7 @@ def masked(folder: Path, silos: int, plan: str = "", *changes: tuple[str, str]) 
     """Return the study with the keys of so many silos, which all have the data of the first."""
     names = ["north", "south", *(f"s{k}" for k in range(silos - 2))]
     keys = {name: SigningKey(name.encode().ljust(32)).public_keys for name in names}
-    keys |= {name: Home.of(folder / f"{name}.toml").key.public_keys for name in ("north", "south")}
+    keys |= {name: home_at(folder / f"{name}.toml").key.public_keys for name in ("north", "south")}
     listed = ", ".join(f'{name} = "{key.hex()}"' for name, key in keys.items())
     more = "".join(f'\n{name} = "{name}.toml"' for name in names[2:])
     study = edited(
@@ -206,7 +207,7 @@ def test_columns_of_one_silo_are_refused_under_masks(
             replace(file.study, aggregation="masked")
         assert replace(file.study, aggregation="open").has_silo_columns
     monkeypatch.setattr(ft.Study, "refuse_silo_columns", lambda _: None)
-    shown = " ".join(render_approval(review(file, Home.of(folder / "north.toml"))).split())
+    shown = " ".join(render_approval(review(file, home_at(folder / "north.toml"))).split())
     assert ("LOOK: A model has columns of C(silo)." in shown) is is_refused
 
 
@@ -220,6 +221,6 @@ def test_numbers_inside_arithmetic_are_pointed_out(folder: Path, formula: str, f
 
 
 def test_a_preview_checks_what_a_run_checks_before_the_first_answer(folder: Path) -> None:
-    home = Home.of(folder / "north.toml")
+    home = home_at(folder / "north.toml")
     study = edited(folder, ("[silos]", "[plan]\nexpires = 2020-01-01\n\n[silos]"))
     assert preview(file_plan(read_study(study)), home.file).refused_by == "expires"

@@ -31,6 +31,7 @@ from fedtmle.studies.preview import preview
 from fedtmle.studyfile.file import file_plan, read_study
 from fedtmle.studyfile.schema import schema_of
 from fedtmle_paper.privacy.design import design_modulus
+from tests.homes import home_at
 from tests.narrow import load
 
 runner = CliRunner()
@@ -91,7 +92,7 @@ def deployed(folder: Path, *, restarts: bool = False) -> tuple[ft.Transcript | N
     """A run of approved silos: the transcript, if it came to its end, and the northern ledger."""
     file = read_study(folder / "study.toml")
     plan = file_plan(file)
-    homes = {name: Home.of(path) for name, path in file.silos.items()}
+    homes = {name: home_at(path) for name, path in file.silos.items()}
     with ExitStack() as stack:
         parties = []
         for name, home in homes.items():
@@ -112,7 +113,7 @@ def answers(ledger: list[LedgerLine]) -> int:
 def last_line(folder: Path, *, restarts: bool = False) -> tuple[Any, ...]:
     """How a run at new homes ends for the northern silo: reason, key, round, and how much it answered."""
     for name in ("north", "south"):
-        shutil.rmtree(folder / f"{name}.fedtmle", ignore_errors=True)
+        shutil.rmtree(folder / f"{name}.home", ignore_errors=True)
     _, ledger = deployed(folder, restarts=restarts)
     return ledger[-1]["reason"], ledger[-1]["key"], ledger[-1]["round"], answers(ledger)
 

@@ -20,11 +20,12 @@ from fedtmle.errors import JournalError, RefusedError
 from fedtmle.protocol import messages
 from fedtmle.runtime.records import Keeper
 from fedtmle.runtime.session import InProcess, Session
-from fedtmle.studies.home import Home, open_party
+from fedtmle.studies.home import open_party
 from fedtmle.studies.preview import preview
 from fedtmle.studies.risk import risk as audit
 from fedtmle.studyfile.file import file_plan, read_study
 from fedtmle.text.approval import sentence
+from tests.homes import home_at, homes_in
 
 runner = CliRunner()
 
@@ -32,6 +33,7 @@ runner = CliRunner()
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     assert runner.invoke(app, ["init", str(tmp_path), "--all-keys"]).exit_code == 0
+    homes_in(tmp_path)
     return tmp_path
 
 
@@ -43,7 +45,7 @@ def command(*words: object) -> str:
 
 def test_an_approval_is_of_one_plan_and_can_be_taken_back(folder: Path) -> None:
     study, silo = folder / "study.toml", folder / "north.toml"
-    plan, home = file_plan(read_study(study)), Home.of(silo)
+    plan, home = file_plan(read_study(study)), home_at(silo)
     assert not home.approvals.approves(plan.digest)
     assert plan.digest.hex() in command("silo", "approve", study, "--silo", silo, "--yes")
     assert home.approvals.approves(plan.digest)
@@ -63,7 +65,7 @@ def test_an_approval_is_of_one_plan_and_can_be_taken_back(folder: Path) -> None:
 
 
 def test_an_approval_that_the_key_did_not_sign_counts_for_nothing(folder: Path) -> None:
-    home = Home.of(folder / "north.toml")
+    home = home_at(folder / "north.toml")
     plan = file_plan(read_study(folder / "study.toml"))
     home.approvals.decide(plan.digest, approved=False)
     path = home.approvals.path
@@ -74,16 +76,17 @@ def test_an_approval_that_the_key_did_not_sign_counts_for_nothing(folder: Path) 
 
 
 def test_only_its_owner_can_read_a_silos_folder(folder: Path) -> None:
-    home = Home.of(folder / "north.toml")
+    home = home_at(folder / "north.toml")
     assert home.key.public
     assert home.folder.stat().st_mode & 0o077 == 0
-    assert (home.folder / "key").stat().st_mode & 0o077 == 0
+    assert home.file.home.stat().st_mode & 0o077 == 0
+    assert (home.file.home / "key").stat().st_mode & 0o077 == 0
 
 
 def test_a_guarded_study_gives_the_embedded_result_and_leaves_a_ledger(folder: Path) -> None:
     file = read_study(folder / "study.toml")
     plan = file_plan(file)
-    homes = {name: Home.of(path) for name, path in file.silos.items()}
+    homes = {name: home_at(path) for name, path in file.silos.items()}
     with ExitStack() as stack:
         keepers = {name: stack.enter_context(closing(home.keeper(plan))) for name, home in homes.items()}
         parties = [open_party(plan, name, homes[name].file, keeper=keepers[name]) for name in homes]
@@ -111,7 +114,7 @@ def test_a_guarded_study_gives_the_embedded_result_and_leaves_a_ledger(folder: P
 
 def test_a_changed_ledger_is_named_with_its_line(folder: Path) -> None:
     test_a_guarded_study_gives_the_embedded_result_and_leaves_a_ledger(folder)
-    ledger = Home.of(folder / "north.toml").ledger_path
+    ledger = home_at(folder / "north.toml").ledger_path
     lines = ledger.read_text().splitlines(keepends=True)
     lines[4] = lines[4].replace('"round":', '"round": ', 1).replace('"bits":', '"bits":1', 1)
     ledger.write_text("".join(lines))
@@ -128,7 +131,7 @@ def test_a_changed_ledger_is_named_with_its_line(folder: Path) -> None:
 def test_the_preview_shows_every_kind_of_message_that_leaves(folder: Path) -> None:
     file = read_study(folder / "study.toml")
     plan = file_plan(file)
-    home = Home.of(folder / "north.toml")
+    home = home_at(folder / "north.toml")
     shown = command("silo", "preview", folder / "study.toml", "--silo", folder / "north.toml")
     assert max(map(len, shown.splitlines())) <= 80
     assert "would allow" in shown
@@ -179,7 +182,7 @@ def test_the_owner_sees_what_left_before_a_refusal(folder: Path, policy: str, be
 
 def test_the_server_hears_what_the_preview_says_of_unsigned_requests(folder: Path) -> None:
     study, silo = refusing(folder, "allow_unsigned = false")
-    reason = preview(file_plan(read_study(study)), Home.of(silo).file).reason
+    reason = preview(file_plan(read_study(study)), home_at(silo).file).reason
     assert reason == Declined.NO_SERVER_KEY.value
 
 
@@ -188,7 +191,7 @@ def test_answering_no_records_nothing(folder: Path) -> None:
     found = runner.invoke(app, words, input="n\n")
     assert found.exit_code == 1
     assert found.output.endswith("Not approved; nothing was recorded.\n")
-    assert Home.of(folder / "north.toml").approvals.decisions() == []
+    assert home_at(folder / "north.toml").approvals.decisions() == []
 
 
 def test_a_ledger_that_is_not_there_yet_has_no_study(folder: Path) -> None:
@@ -211,7 +214,7 @@ def test_a_misspelled_key_of_the_policy_is_guessed(folder: Path) -> None:
 def keyed(folder: Path, extra: str = "") -> Path:
     """The example with a [plan]: both silos sign."""
     study = folder / "study.toml"
-    keys = {name: Home.of(folder / f"{name}.toml").key.public.hex() for name in ("north", "south")}
+    keys = {name: home_at(folder / f"{name}.toml").key.public.hex() for name in ("north", "south")}
     written = ", ".join(f'{name} = "{key}"' for name, key in keys.items())
     plan = f"\n[plan]\n{extra}keys = {{{written}}}\n\n[silos]"
     study.write_text(study.read_text().replace("\n[silos]", plan, 1))
@@ -223,7 +226,7 @@ def test_silos_whose_keys_are_in_the_plan_sign_what_they_heard(folder: Path) -> 
     file = read_study(keyed(folder))
     plan = file_plan(file)
     assert plan.digest != unsigned.digest
-    homes = {name: Home.of(path) for name, path in file.silos.items()}
+    homes = {name: home_at(path) for name, path in file.silos.items()}
     with ExitStack() as stack:
         parties = []
         for name, home in homes.items():
@@ -238,7 +241,7 @@ def test_silos_whose_keys_are_in_the_plan_sign_what_they_heard(folder: Path) -> 
 
 def test_a_plan_that_has_expired_is_refused(folder: Path) -> None:
     file = read_study(keyed(folder, "expires = 2020-01-01\n"))
-    plan, home = file_plan(file), Home.of(folder / "north.toml")
+    plan, home = file_plan(file), home_at(folder / "north.toml")
     home.approvals.decide(plan.digest, approved=True)
     with closing(home.keeper(plan)) as keeper:
         silo = open_party(plan, "north", home.file, keeper=keeper)
@@ -295,7 +298,7 @@ def test_an_impact_summary_says_what_the_plan_and_the_policy_say(folder: Path) -
     for expected in (
         "averages of sbp_12, programme, age, sbp_0, smoker, sex, and of their products; no row.",
         "requests are not signed",
-        "`north.fedtmle/rows/*.digests`: a keyed digest of 16 bytes for each record",
+        "`north.home/people/`: keyed digests of 8 bytes of each person and record",
         "the digests together with their key",
     ):
         assert expected in text, expected
@@ -372,7 +375,7 @@ def test_an_impact_summary_of_a_masked_study(folder: Path) -> None:
     south = (folder / "south.toml").read_text()
     (folder / "east.toml").write_text(south.replace("south", "east"))
     keys = {
-        name: Home.of(folder / f"{name}.toml").key.public_keys.hex() for name in ("north", "south", "east")
+        name: home_at(folder / f"{name}.toml").key.public_keys.hex() for name in ("north", "south", "east")
     }
     lines = "\n".join(f'{name} = "{key}"' for name, key in keys.items())
     text = study.read_text().replace('south = "south.toml"', 'south = "south.toml"\neast = "east.toml"', 1)

@@ -29,6 +29,7 @@ from fedtmle.runtime.silo import Silo
 from fedtmle.studies.home import Home, open_party
 from fedtmle.studyfile.file import StudyFileErrors, file_plan, read_study
 from fedtmle_core.signing import is_signed
+from tests.homes import home_at, homes_in
 from tests.runtime.faults import CASES, key_of
 
 REASON = "rare disease <b>; decision 12/2026"
@@ -40,6 +41,7 @@ runner = CliRunner()
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     assert runner.invoke(app, ["init", str(tmp_path), "--all-keys"]).exit_code == 0
+    homes_in(tmp_path)
     return tmp_path
 
 
@@ -115,7 +117,7 @@ def test_a_file_must_give_the_reason(folder: Path) -> None:
     text = silo.read_text(encoding="utf-8")
     silo.write_text(text.replace("[policy]", "[policy]\nmin_arm_rows = 5"), encoding="utf-8")
     with pytest.raises(DataErrors, match=r"min_arm_rows: may be raised; lowered only with a reason"):
-        Home.of(silo)
+        home_at(silo)
 
 
 def test_a_study_cannot_lower_a_limit(folder: Path) -> None:
@@ -135,7 +137,7 @@ def test_the_owner_sees_it_approves_it_and_finds_it_in_the_log(folder: Path) -> 
         assert "instead of 10: rare disease" in flowed(shown.output)
     listed = runner.invoke(app, ["silo", "decisions", "--silo", str(silo)])
     assert f"Lowered: {WORDS}" in flowed(listed.output)
-    home, plan = Home.of(silo), file_plan(read_study(study))
+    home, plan = home_at(silo), file_plan(read_study(study))
     (decision,) = home.approvals.decisions()
     assert decision.lowered == (LIMIT,)
     signature = bytes.fromhex(decision.signature)
@@ -153,18 +155,18 @@ def test_one_plan_is_approved_with_a_lowered_limit(folder: Path) -> None:
     plan = file_plan(read_study(study))
     approve = ["silo", "approve", str(study), "--silo", str(silo), "--yes"]
     assert runner.invoke(app, approve).exit_code == 0
-    assert isinstance(opened(plan, Home.of(silo)), Refused)  # min_rows is 20
+    assert isinstance(opened(plan, home_at(silo)), Refused)  # min_rows is 20
     found = runner.invoke(app, [*approve, "--lower", "min_rows=15", "--reason", REASON])
     assert found.exit_code == 0, found.output
     assert f"min_rows is 15 instead of 20: {REASON}" in flowed(found.output)
-    assert opened(plan, Home.of(silo)) == Opened(18, (LoweredLimit("min_rows", 15.0, REASON),))
-    assert Home.of(silo).file.policy.min_rows == 20
+    assert opened(plan, home_at(silo)) == Opened(18, (LoweredLimit("min_rows", 15.0, REASON),))
+    assert home_at(silo).file.policy.min_rows == 20
 
 
 def test_no_limit_is_lowered_after_the_opening_that_states_them(folder: Path) -> None:
     """A run that is resumed repeats its recorded opening, so a limit lowered since would be in no result."""
     study, silo = folder / "study.toml", folder / "north.toml"
-    plan, home = file_plan(read_study(study)), Home.of(silo)
+    plan, home = file_plan(read_study(study)), home_at(silo)
     approve = ["silo", "approve", str(study), "--silo", str(silo), "--yes"]
     assert runner.invoke(app, [*approve, "--lower", "min_rows=15", "--reason", REASON]).exit_code == 0
     assert isinstance(opened(plan, home), Opened)
@@ -182,10 +184,10 @@ def test_no_limit_is_lowered_after_the_opening_that_states_them(folder: Path) ->
 
 def test_a_limit_that_the_approval_does_not_sign_is_not_in_force(folder: Path) -> None:
     study, silo = folder / "study.toml", folder / "north.toml"
-    plan, approved = file_plan(read_study(study)), Home.of(silo)
+    plan, approved = file_plan(read_study(study)), home_at(silo)
     approved.approve(plan)
     lower(silo)
-    later = Home.of(silo)
+    later = home_at(silo)
     assert later.file.policy.min_arm_rows == 5
     assert later.as_approved(plan).file.policy == approved.file.policy
     later.approve(plan)
@@ -201,7 +203,7 @@ def test_a_limit_that_the_approval_does_not_sign_is_not_in_force(folder: Path) -
 def test_a_limit_of_the_file_is_not_in_force_for_a_plan_without_a_decision(folder: Path) -> None:
     study, silo = folder / "study.toml", folder / "north.toml"
     lower(silo)
-    home, plan = Home.of(silo), file_plan(read_study(study))
+    home, plan = home_at(silo), file_plan(read_study(study))
     assert home.file.policy.min_arm_rows == 5
     assert home.approvals.decisions() == []
     assert home.as_approved(plan).file.policy.lowered == ()
@@ -225,7 +227,7 @@ def test_wrong_words_approve_nothing(folder: Path, words: list[str], message: st
     found = runner.invoke(app, ["silo", "approve", str(study), "--silo", str(silo), "--yes", *words])
     assert found.exit_code == Exit.DEFECTS
     assert message in flowed(found.output)
-    assert Home.of(silo).approvals.decisions() == []
+    assert home_at(silo).approvals.decisions() == []
 
 
 def test_a_server_believes_no_limit_that_there_is_not() -> None:

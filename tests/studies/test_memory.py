@@ -90,7 +90,6 @@ def test_a_first_study_that_discloses_too_much_is_refused_alike_by_all(tmp_path:
     alone = "This study alone discloses up to 1.0 bits of one person's 'y': more than your 0.5"
     assert view.refused_by == "memory: max_bits"
     assert view.conflicts[0].text.startswith(alone)
-    assert not file.path.with_suffix(".fedtmle").exists()
     words = " ".join(render_preview(view).split())
     assert "would refuse this study here, by its key max_bits. Nothing would leave." in words
     assert alone in words

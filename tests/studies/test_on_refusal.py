@@ -245,5 +245,10 @@ def test_from_the_study_file_to_its_page(tmp_path: Path) -> None:
     assert "3 of 4 silos" in shown.output
     preview = ["silo", "preview", str(tmp_path / "study.toml"), "--silo", str(tmp_path / "west.toml")]
     assert "goes on without some" in " ".join(runner.invoke(app, preview).output.split())
+    missing = runner.invoke(app, ["silo", "approve", *preview[2:], "--yes"])
+    assert "make it, once for your institution: fedtmle silo home --silo" in missing.output
+    made = runner.invoke(app, ["silo", "home", *preview[3:], "--create"])
+    assert made.exit_code == 0, made.output
+    assert "No study was answered yet." in made.output
     approved = runner.invoke(app, ["silo", "approve", *preview[2:], "--yes"])
     assert "goes on without a silo" in approved.output

@@ -27,6 +27,7 @@ from fedtmle.studyfile.file import StudyFileErrors, file_plan, read_study
 from fedtmle.studyfile.schema import schema_of
 from fedtmle.targets.residuals import installed_target
 from tests.command import invoke
+from tests.homes import home_at
 
 SOURCE = '''
 """The mean of a bounded outcome, as a target of its own."""
@@ -151,6 +152,7 @@ def test_every_command_of_a_study_knows_it(site: Path, tmp_path: Path) -> None:
     assert checked.exit_code == 0, checked.output
     assert "What is the mean of y?" in checked.output
     assert invoke("preflight", path).exit_code == 0
+    home_at(tmp_path / "north.toml")
     for command in ("preview", "approve"):
         shown = invoke(
             "silo", command, path, "--silo", tmp_path / "north.toml", *["--yes"][: command == "approve"]

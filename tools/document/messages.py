@@ -38,6 +38,7 @@ Attacks that were tried, what stops each, and what nothing stops are on [their o
 ```sh
 .venv/bin/fedtmle init example
 .venv/bin/fedtmle silo preview example/study.toml --silo example/north.toml
+.venv/bin/fedtmle silo home --silo example/north.toml --create
 .venv/bin/fedtmle silo approve example/study.toml --silo example/north.toml --yes
 .venv/bin/fedtmle silo decisions --silo example/north.toml
 ```

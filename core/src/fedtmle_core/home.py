@@ -6,7 +6,7 @@ extract has the same home: what was answered about the same people is known ther
     home            what this folder is, and a check value of the secret
     key             32 random bytes in hexadecimal; keys of hospitals and of digests are derived from it
     people/         the memory: whom each study was about (`memory`)
-    charges         the refusals charged to each author
+    charges.journal the refusals charged to each author
     hospitals/NAME  the records of each hospital that the institution takes part as: ledger, journals
     lock            held while one process reads and writes people/ and charges
 
@@ -90,6 +90,11 @@ class Charges:
         pardons = [number for number, each in enumerate(mine) if not each.plan]
         return mine[pardons[-1] + 1 :] if pardons else mine
 
+    def counts(self, now: datetime) -> dict[str, int]:
+        """Return how many refusals are charged to each author that has any."""
+        authors = dict.fromkeys(each.author for each in self._charges)
+        return {author: count for author in authors if (count := len(self.of(author, now)))}
+
     def standing(self, author: str, plan: str, now: datetime) -> Standing:
         """Return whether a plan of this author may be judged."""
         charged = self.of(author, now)
@@ -148,8 +153,8 @@ class Home:
     def open(cls, folder: str | Path) -> Home:
         """Open a home. It never makes one, nor a key: what is missing has to be restored."""
         folder = Path(folder).absolute()
-        if not folder.is_dir():
-            raise InputError(f"{folder}: there is no home here; restore it from a backup, or create it once")
+        if not is_home(folder):
+            raise InputError(f"{folder}: there is no home here; restore it from a backup, or make it once")
         try:
             title, value = (folder / "home").read_text(encoding="ascii").split("\n")[:2]
         except (OSError, ValueError):
@@ -172,15 +177,17 @@ class Home:
 
     def records(self, hospital: str) -> Path:
         """Return the folder of a hospital's records, which is made if it is not there."""
-        folder = self.records_path(hospital)
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder = records_folder(self.folder, hospital)
+        if not (folder / "name").exists():
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            replace_file(folder / "name", hospital.encode())
         return folder
 
-    def records_path(self, hospital: str) -> Path:
-        """Return the folder of a hospital's records: its name, or a digest if the name is no plain word."""
-        plain = re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,63}", hospital)
-        name = hospital if plain else f"={hashlib.sha256(hospital.encode()).hexdigest()[:32]}"
-        return self.folder / "hospitals" / name
+    @property
+    def hospitals(self) -> tuple[str, ...]:
+        """The names of the hospitals that have records here."""
+        named = sorted((self.folder / "hospitals").glob("*/name"))
+        return tuple(path.read_text(encoding="utf-8") for path in named)
 
     @contextmanager
     def held(self) -> Iterator[OpenHome]:
@@ -196,12 +203,32 @@ class Home:
             stack.enter_context(Held(lock))
             memory = Memory(people, self._derived(b"memory"))
             stack.callback(memory.close)
-            charges = Charges(self.folder / "charges")
+            charges = Charges(self.folder / "charges.journal")
             stack.callback(charges.close)
             yield OpenHome(memory=memory, charges=charges)
 
     def _derived(self, purpose: bytes) -> bytes:
         return hmac.digest(self._secret, b"fedtmle home " + purpose, "sha256")
+
+
+def is_home(folder: Path) -> bool:
+    """Return whether a home was made in this folder; it may be damaged."""
+    return any((folder / name).exists() for name in ("home", "key", "people", "hospitals"))
+
+
+def records_folder(home: Path, hospital: str) -> Path:
+    """Return where a hospital's records are: by its name, or by a digest if the name is no plain word."""
+    plain = re.fullmatch(r"[A-Za-z0-9_]([A-Za-z0-9_ -]{0,62}[A-Za-z0-9_-])?", hospital)
+    name = hospital if plain else f"={hashlib.sha256(hospital.encode()).hexdigest()[:32]}"
+    return home / "hospitals" / name
+
+
+def key_beside(record: Path) -> SigningKey | None:
+    """Return the key of the hospital in whose folder of a home a file is; None if it is elsewhere."""
+    folder, home = record.absolute().parent, record.absolute().parents[2]
+    if not (folder / "name").is_file() or not is_home(home):
+        return None
+    return Home.open(home).key((folder / "name").read_text(encoding="utf-8"))
 
 
 def _read_secret(folder: Path) -> bytes:

@@ -1,9 +1,9 @@
 """The memory of a home: which people each answered study was about, in files that survive a crash.
 
-`studies` is a journal with a record for each study; `sets/` has each distinct set of people once, in a file
-that is named by its digest. A set is written before the record that names it, so that a crash leaves at most
-a set that nothing names. `head` is the number of records and the journal's chain under the home's key:
-records that were cut off are noticed.
+`studies.journal` has a record for each study; `sets/` has each distinct set of people once, in a file that is
+named by its digest. A set is written before the record that names it, so that a crash leaves at most a set
+that nothing names. `studies.head` authenticates the records and their number under the home's key: records
+that were cut off are noticed.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Memory:
 
     def __init__(self, folder: Path, key: bytes) -> None:
         self._folder, self._key = folder, key
-        self._journal = FileJournal(folder / "studies")
+        self._journal = FileJournal(folder / "studies.journal")
         try:
             self._check_head()
             self.studies = [_decoded(record, self._journal.path) for record in self._journal.records]
@@ -193,7 +193,7 @@ class Memory:
 
         The head is written after the record, so that a crash leaves it one behind; it is caught up here.
         """
-        path, records = self._folder / "head", self._journal.records
+        path, records = self._folder / "studies.head", self._journal.records
         try:
             count, mac = msgspec.msgpack.decode(path.read_bytes(), type=tuple[int, bytes])
         except FileNotFoundError:
@@ -211,7 +211,7 @@ class Memory:
 
     def _write_head(self) -> None:
         count = len(self._journal.records)
-        replace_file(self._folder / "head", msgspec.msgpack.encode((count, self._mac(count))))
+        replace_file(self._folder / "studies.head", msgspec.msgpack.encode((count, self._mac(count))))
 
     def _mac(self, count: int) -> bytes:
         digests = b"".join(hashlib.sha256(record).digest() for record in self._journal.records[:count])

@@ -173,6 +173,25 @@ def decisions(
             say(render_decision(each))
 
 
+@app.command("home", rich_help_panel=DECIDE, epilog=epilog("silo home --silo silo.toml --create"))
+def show_home(
+    silo: Path = SILO,
+    create: bool = typer.Option(False, "--create", help="Make the home, once for your institution."),
+) -> None:
+    """Show your institution's home: where it is, and what it remembers; or make it.
+
+    It holds keys, ledgers and the memory of whom studies were about, for all silos of the institution.
+    """
+    from fedtmle.studies.home import Home
+    from fedtmle.text.home import render_home
+
+    with reporting(as_json=False):
+        home = Home.create(silo) if create else Home.of(silo)
+        say(render_home(home.account()))
+        if create:
+            say("Back it up: without its key nothing in it can be read.")
+
+
 def _lowered(home: Home, limits: list[str], reason: str) -> Home:
     """Return the silo's home with these limits laxer, in addition to those of its file."""
     from fedtmle.errors import InputError
@@ -205,24 +224,24 @@ ledger_app = typer.Typer(
     help="Read and verify a silo's ledger: every request, decision and reply.",
 )
 
-LEDGER = typer.Argument(..., help="The ledger, ledger.jsonl in the silo's .fedtmle folder.")
+LEDGER = typer.Argument(..., help="The ledger, ledger.jsonl in the silo's folder of its home.")
 
 
-@ledger_app.command(epilog=epilog("ledger verify .fedtmle/ledger.jsonl"))
+@ledger_app.command(epilog=epilog("ledger verify home/hospitals/north/ledger.jsonl"))
 def verify(ledger: Path = LEDGER) -> None:
     """Check every line against its hash and the line before it, and the ledger against its signed head."""
     from fedtmle.runtime.ledger import read
     from fedtmle.runtime.ledger import verify as check
     from fedtmle.runtime.signing import head_path
-    from fedtmle_core.signing import SigningKey
+    from fedtmle_core.home import key_beside
 
     with reporting(as_json=False):
         for _ in read(ledger):  # also notices a last line that is incomplete
             pass
-        key = ledger.parent / "key"
-        count, head = check(ledger, SigningKey.at(key).public if key.is_file() else None)
+        key = key_beside(ledger)
+        count, head = check(ledger, None if key is None else key.public)
         say(f"{count} line(s), unbroken; the last one's hash is {head}")
-        if key.is_file() and head_path(ledger).is_file():
+        if key is not None and head_path(ledger).is_file():
             say("The silo's key signed its head: no line is missing.")
             return
         say(
@@ -231,7 +250,7 @@ def verify(ledger: Path = LEDGER) -> None:
         )
 
 
-@ledger_app.command(epilog=epilog("ledger show .fedtmle/ledger.jsonl"))
+@ledger_app.command(epilog=epilog("ledger show home/hospitals/north/ledger.jsonl"))
 def show(ledger: Path = LEDGER) -> None:
     """Print the ledger, one line per event."""
     from fedtmle.layout import aligned
@@ -249,7 +268,7 @@ def show(ledger: Path = LEDGER) -> None:
             say("\n".join(aligned(rows)) + "\n")
 
 
-@ledger_app.command(epilog=epilog("ledger studies .fedtmle/ledger.jsonl"))
+@ledger_app.command(epilog=epilog("ledger studies home/hospitals/north/ledger.jsonl"))
 def studies(
     ledger: Path = LEDGER, as_json: bool = typer.Option(False, "--json", help="Print the accounts as JSON.")
 ) -> None:
@@ -288,7 +307,7 @@ def titles(folder: Path) -> dict[str, str]:
     return names
 
 
-@ledger_app.command(epilog=epilog("ledger export .fedtmle/ledger.jsonl --out run.transcript"))
+@ledger_app.command(epilog=epilog("ledger export home/hospitals/north/ledger.jsonl --out run.transcript"))
 def export(
     ledger: Path = LEDGER,
     out: Path = typer.Option(..., "--out", help="The transcript to write."),

@@ -5,6 +5,7 @@ its table, its own names, units and level codes, and what it allows:
 
 [silo]
 name = "north"
+home = "/srv/fedtmle"        # one folder for all silos of the institution; the account's own if left out
 
 [data]                       # relative to this file's folder
 path = "infants.parquet"     # .csv or .parquet; or a `database` with `table` or `query` (`data.database`)
@@ -56,7 +57,9 @@ from typing import TypeGuard
 from fedtmle.data.database import DatabaseQuery, names_database, sqlite_query
 from fedtmle.defects import Defects, Lines, Toml
 from fedtmle.errors import InputError
+from fedtmle.location import home_of
 from fedtmle.protocol.policy import Policy
+from fedtmle_core.home import is_home, records_folder
 
 
 class Kind(enum.Enum):
@@ -304,6 +307,8 @@ class SiloFile:
     data: Place | LongTable
     columns: Mapping[str, ColumnMap]
     policy: Policy
+    # The folder with the institution's key and records, which may not be made yet.
+    home: Path = field(default_factory=lambda: home_of("", Path()))
     disclosure: Disclosure | None = None
     stream: bool = False  # read in batches at every pass, never held in memory
 
@@ -323,6 +328,7 @@ def read_silo_file(path: str | Path) -> SiloFile:
     file = SiloFile(
         path=path,
         name=reader.name(),
+        home=reader.home(path.parent),
         data=data,
         stream=reader.stream(),
         columns=reader.columns(),
@@ -333,7 +339,9 @@ def read_silo_file(path: str | Path) -> SiloFile:
     if isinstance(data, Database):
         data = sqlite_query(data.path, data.table, data.query) or data
     if isinstance(data, DatabaseQuery):
-        data = replace(data, folder=path.with_suffix(".fedtmle"))
+        folder = records_folder(file.home, file.name)
+        # A run in one process needs no home; its copies of streamed rows are then beside the silo file.
+        data = replace(data, folder=folder if is_home(file.home) else path.with_suffix(".copies"))
     return replace(file, data=data if periods is None else LongTable(data=data, **periods))
 
 
@@ -368,10 +376,14 @@ class _SiloFileReader:
             self._add(name, None, "unknown section", f"the sections are {', '.join(_SECTIONS)}")
 
     def name(self) -> str:
-        name = self._texts("silo", ("name",)).get("name", "")
+        name = self._texts("silo", ("name", "home")).get("name", "")
         if not name:
             self._add("silo", None, "the silo has no name", 'give name = "..."')
         return name
+
+    def home(self, folder: Path) -> Path:
+        stated = self._section("silo").get("home", "")
+        return home_of(stated if isinstance(stated, str) else "", folder)
 
     def data(self, folder: Path) -> Place:
         section = {key: value for key, value in self._section("data").items() if key not in _LONG_KEYS}

@@ -96,7 +96,7 @@ class QueryReader(AbstractReader):
         """Copy the named columns to a file that is deleted with the last reference to the `Snapshot`."""
         source = self._pull.source
         folder = source.folder or Path(tempfile.gettempdir())
-        folder.mkdir(mode=0o700, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if source.folder is not None:  # a folder of the silo's own
             _remove_abandoned(folder)
         handle, path = tempfile.mkstemp(prefix=_PREFIX, suffix=".parquet", dir=folder)  # mode 0600

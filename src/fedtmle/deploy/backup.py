@@ -22,9 +22,10 @@ from pathlib import Path, PurePosixPath
 
 from fedtmle.deploy.kits import Kit, Role, read_kit
 from fedtmle.deploy.processes import running
-from fedtmle.engine.post import approvals_of, close_plans, silo_folder
+from fedtmle.engine.post import approvals_of, close_plans, located_by, silo_folder
 from fedtmle.errors import FedTMLEError, InputError
 from fedtmle.runtime.ledger import read
+from fedtmle_core.home import records_folder
 from fedtmle_core.journal import Document, read_document, scan, write_document
 
 FORMAT = 1
@@ -99,16 +100,22 @@ def _contents(kit: Kit) -> Iterator[tuple[str, bytes]]:
         return
     silo_file = _silo_file(kit)
     yield "silo.toml", silo_file.read_bytes()
-    folder = silo_folder(kit.home)
-    for path in sorted(folder.rglob("*"), key=_reading_order):
-        if path.is_file() and path.suffix not in (".new", ".lock", ".rows"):
+    folder, home = silo_folder(kit.home), located_by(kit.home).home
+    shared = (path for path in home.rglob("*") if home / "hospitals" not in path.parents)
+    for path in sorted([*shared, *folder.rglob("*")], key=_reading_order):
+        if path.is_file() and path.suffix not in (".new", ".lock", ".parquet") and path.name != "lock":
             with suppress(FileNotFoundError):
-                yield f"records/{path.relative_to(folder).as_posix()}", _whole(path)
+                yield f"home/{path.relative_to(home).as_posix()}", _whole(path)
 
 
 def _reading_order(path: Path) -> tuple[int, str]:
-    """Sort heads before their files, the ledger before the journals."""
-    return ({".head": 0, ".jsonl": 1}.get(path.suffix, 2), str(path))
+    """Sort heads before their files, ledgers before the journals, and the memory's sets to the end.
+
+    A study is remembered before its first answer, so that a memory that is read after the ledger has all
+    studies of the ledger.
+    """
+    order = {".head": 0, ".jsonl": 1, ".journal": 2}
+    return (order.get(path.suffix, 3), str(path))
 
 
 def _whole(path: Path) -> bytes:
@@ -152,18 +159,32 @@ def restore(archive: Path, target: Path, silo_file: Path | None = None) -> Resto
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_bytes(files["silo.toml"])
         put_back.append(place.name)
-    records = {n.removeprefix("records/"): d for n, d in files.items() if n.startswith("records/")}
-    return _restore_records(kit, records, aside, put_back, kept, when=float(manifest["time"]))
+    records = {n.removeprefix("home/"): d for n, d in files.items() if n.startswith("home/")}
+    home = located_by(kit.home).home
+    if (home / "key").exists() and (home / "key").read_bytes() != records.get("key"):
+        raise InputError(
+            f"{home}: a home with another key is here; move it away, or state another home in the silo file"
+        )
+    return _restore_records(kit, home, records, aside, put_back, kept, when=float(manifest["time"]))
 
 
 def _restore_records(
-    kit: Kit, records: Mapping[str, bytes], aside: str, put_back: list[str], kept: list[str], *, when: float
+    kit: Kit,
+    home: Path,
+    records: Mapping[str, bytes],
+    aside: str,
+    put_back: list[str],
+    kept: list[str],
+    *,
+    when: float,
 ) -> Restored:
-    folder = silo_folder(kit.home)
+    folder = records_folder(home, kit.silo)
     ledger_in_place = _lines(folder / "ledger.jsonl")  # before anything is replaced; None: not intact
     journals_in_place = {path.stem for path in folder.glob("*.journal") if _is_intact_journal(path)}
-    restored, left = _merge(records, folder, folder / aside)
-    ledger_stays = ledger_in_place is not None and "ledger.jsonl" not in restored
+    home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    restored, left = _merge(records, home, home / aside)
+    own = {name.removeprefix(f"hospitals/{folder.name}/") for name in restored}
+    ledger_stays = ledger_in_place is not None and "ledger.jsonl" not in own
     closed: list[str] = []
     if restored:
         begun = {line["plan"] for line in read(folder / "ledger.jsonl")} if ledger_stays else None
@@ -235,7 +256,7 @@ def _follows(name: str) -> str:
     """Return the growing file that this file belongs to, or the file itself."""
     path = PurePosixPath(name)
     if path.suffix == ".head":
-        return str(path.with_suffix(".jsonl"))
+        return str(path.with_suffix(".journal" if path.parts[0] == "people" else ".jsonl"))
     return str(path.parent / "journal") if path.parts[0] == "runs" else name
 
 

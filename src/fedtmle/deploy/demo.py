@@ -160,12 +160,12 @@ def write_example(
         hospital = folder / name.replace(" ", "-")
         hospital.mkdir(parents=True)
         _write_records(hospital / "infants.csv", columns, [at == site for at in columns["site"]])
-        text = f'[silo]\nname = "{name}"\n\n[data]\npath = "infants.csv"\n'
+        text = f'[silo]\nname = "{name}"\nhome = "home"\n\n[data]\npath = "infants.csv"\n'
         (hospital / "silo.toml").write_text(text, encoding="utf-8")
+        home = Home.create(hospital / "silo.toml")
         names.append(name)
         if keys:
-            public = Home.of(hospital / "silo.toml").key.public_keys.hex()
-            listed_keys.append(f'"{name}" = "{public}"')
+            listed_keys.append(f'"{name}" = "{home.key.public_keys.hex()}"')
     listed = "\n".join(f'"{name}" = "{name.replace(" ", "-")}/silo.toml"' for name in names)
     study = folder / "study.toml"
     left_out = () if keys and hospitals == HOSPITALS else RARE

@@ -33,10 +33,11 @@ from fedtmle.data import check_readable, read_silo_file
 from fedtmle.deploy.kits import AUTHORIZATION, CLASSES, COMMUNICATION, POSTS, Kit, Role
 from fedtmle.deploy.launch import presence
 from fedtmle.deploy.processes import descendants, running, wait_until
-from fedtmle.engine.post import approvals_of, last_contact, silo_folder, studies_folder
+from fedtmle.engine.post import approvals_of, last_contact, located_by, silo_folder, studies_folder
 from fedtmle.engine.runs import RunFolder, RunState
 from fedtmle.errors import FedTMLEError, InputError
 from fedtmle.runtime.ledger import read, verify, walk
+from fedtmle_core.home import Home
 from fedtmle_core.journal import read_document, scan, write_document
 
 # The way from a party's machine to the server: direct, or through the institution's outbound proxy.
@@ -125,7 +126,7 @@ def examine(kit: Kit) -> list[Finding]:
     checks: list[Callable[[Kit], Iterable[Finding]]] = [_versions, _key, _certificates, _policy]
     if kit.role is Role.SILO:
         _await_contact(kit)
-        checks += [_clock, _silo_data, _ledger]
+        checks += [_clock, _silo_data, _home, _ledger]
     if kit.role is not Role.ADMIN:
         checks += [_engine]
     checks += [_disk, _server]
@@ -253,6 +254,24 @@ def _silo_data(kit: Kit) -> Iterator[Finding]:
         yield _finding("data source", "can be read")
     except FedTMLEError as error:
         yield _finding("data source", str(error), f"correct {path}, or the data that it names")
+
+
+def _home(kit: Kit) -> Iterator[Finding]:
+    """Open the institution's home. It is never made here: a new key would not fit the old records."""
+    try:
+        located = located_by(kit.home)
+    except (OSError, ValueError, KeyError, TypeError):
+        return  # reported with the silo file
+    try:
+        home = Home.open(located.home)
+        with home.held() as opened:
+            studies = len(opened.memory.studies)
+        yield _finding("home", f"{located.home}, which remembers the people of {studies} studies")
+    except (FedTMLEError, OSError) as error:
+        path = read_document(kit.home / "silo.json")["silo_file"]
+        once = f"fedtmle silo home --silo {path} --create"
+        fix = f"restore it from your backup; only if your institution never had one: {once}"
+        yield _finding("home", str(error), fix)
 
 
 def _disk(kit: Kit) -> Iterator[Finding]:

@@ -16,10 +16,11 @@ from fedtmle.data.silofile import CsvFile
 from fedtmle.deploy.kits import Kit, Role, place_storage
 from fedtmle.deploy.launch import STALE, presence
 from fedtmle.deploy.processes import running, start
-from fedtmle.engine.post import last_contact, silo_folder, studies_folder
+from fedtmle.engine.post import last_contact, located_by, silo_folder, studies_folder
 from fedtmle.engine.runs import RunFolder, server_key
 from fedtmle.errors import FedTMLEError, InputError
 from fedtmle.layout import wrapped
+from fedtmle.location import VARIABLE
 from fedtmle.runtime.signing import Decision
 from fedtmle.studies.home import Home, data_digest
 from fedtmle.studyfile.file import file_plan, read_study
@@ -246,7 +247,7 @@ KillMode=mixed
 TimeoutStopSec=30
 UMask=0077
 Environment=NUMBA_CACHE_DIR={kit}/fedtmle/cache
-ReadWritePaths={writable}
+{environment}ReadWritePaths={writable}
 ProtectSystem=strict
 ProtectHome=read-only
 PrivateTmp=true
@@ -279,17 +280,22 @@ WantedBy=multi-user.target
 def unit(kit: Kit, *, user: str) -> str:
     """Return the unit of a party that the account ``user`` runs.
 
-    A silo can write its kit and its `silo.fedtmle/` folder, a server its kit. Compiled code needs memory that
+    A silo can write its kit and its home, a server its kit. Compiled code needs memory that
     is writable and executable, so that `MemoryDenyWriteExecute` is not set.
     """
     if kit.role is Role.ADMIN:
         raise InputError(f"{kit.path}: an administrator's kit runs nothing; give a server's or a silo's kit")
     if not re.fullmatch(r"[a-z_][a-z0-9_-]{0,31}", user) or user == "root":
         raise InputError(f"--user: expected the name of an account other than root, got '{user}'")
-    writable = [kit.path]
+    writable, environment = [kit.path], ""
     if kit.role is Role.SILO:
         try:
-            writable.append(silo_folder(kit.home))
+            silo_folder(kit.home)  # raises if there is no home
+            home = located_by(kit.home).home
+            writable.append(home)
+            environment = (
+                f"Environment={VARIABLE}={_quoted(home)}\n"  # the service has no login's environment
+            )
         except (OSError, ValueError, KeyError, TypeError):
             raise InputError(
                 f"{kit.path}: the silo file is not known yet; run `fedtmle silo start {kit.path} --silo-file "
@@ -302,6 +308,7 @@ def unit(kit: Kit, *, user: str) -> str:
         user=user,
         python=_quoted(Path(sys.executable)),
         kit=_quoted(kit.path),
+        environment=environment,
         writable=" ".join(map(_quoted, writable)),
     )
 

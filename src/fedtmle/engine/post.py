@@ -24,9 +24,10 @@ from typing import TypeVar
 import msgspec
 
 from fedtmle.errors import DecodeError, FedTMLEError, InputError
+from fedtmle.location import Located, locate
 from fedtmle.runtime.signing import Approvals
+from fedtmle_core.home import Home, is_home, records_folder
 from fedtmle_core.journal import Document, read_document, write_document
-from fedtmle_core.signing import SigningKey
 
 _log = logging.getLogger("fedtmle.silo")
 POST_EVERY = 5.0  # seconds between two reports of a silo
@@ -202,10 +203,17 @@ def close_plans(kit: Path, plans: Iterable[str], *, note: str) -> None:
 
 
 def silo_folder(kit: Path) -> Path:
-    """Return the folder `silo.fedtmle/` of the silo whose kit this is; it is there once a study came."""
-    folder = Path(read_document(kit / "silo.json")["silo_file"]).with_suffix(".fedtmle")
-    folder.mkdir(mode=0o700, exist_ok=True)
-    return folder
+    """Return the folder of a kit's silo in its home; raise `InputError` if there is no home."""
+    located = located_by(kit)
+    if not is_home(located.home):
+        raise InputError(f"{located.home}: the home is not there; `fedtmle deploy doctor` says what to do")
+    folder = records_folder(located.home, located.hospital)
+    return folder if folder.is_dir() else Home.open(located.home).records(located.hospital)
+
+
+def located_by(kit: Path) -> Located:
+    """Return the home of the silo whose kit this is, and the silo's name."""
+    return locate(Path(read_document(kit / "silo.json")["silo_file"]))
 
 
 def studies_folder(folder: Path) -> Path:
@@ -217,8 +225,8 @@ def studies_folder(folder: Path) -> Path:
 
 def approvals_of(kit: Path) -> Approvals:
     """Return the owner's decisions at the silo whose kit this is."""
-    folder = silo_folder(kit)
-    return Approvals(folder / "approvals.jsonl", SigningKey.at(folder / "key"))
+    located = located_by(kit)
+    return Approvals(silo_folder(kit) / "approvals.jsonl", Home.open(located.home).key(located.hospital))
 
 
 def last_contact(kit: Path) -> Document:

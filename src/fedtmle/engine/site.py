@@ -239,7 +239,7 @@ def _home(kit: Path) -> Home:
         home = Home.of(read_document(kit / "silo.json")["silo_file"])
         _ = home.folder  # make it now, where a failure is reported
         return home
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, JournalError) as error:
         _log.error("%s: `fedtmle deploy doctor` says how to fix it (%s)", kit / "silo.json", error)
         raise _DeclinesError(Declined.CONFIGURATION) from None
 

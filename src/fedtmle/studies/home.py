@@ -1,6 +1,7 @@
 """A silo's side of a study: what guards its rows, and the silo itself behind `Silo.step`.
 
-A silo's home is its silo file and the folder beside it, with its key, approvals, ledger and journals.
+A silo's home is a folder of its institution, with its key, approvals, ledger and journals
+(`fedtmle_core.home`).
 The policy that holds for a source of data is the silo file's own, never the study's.
 """
 
@@ -33,7 +34,8 @@ from fedtmle.protocol.plan import Plan, brought, follow_alone
 from fedtmle.protocol.policy import UNGUARDED, Policy
 from fedtmle.runtime.ledger import Ledger
 from fedtmle.runtime.ledger import read as read_ledger
-from fedtmle.runtime.records import Keeper
+from fedtmle.runtime.ledger import studies as ledger_studies
+from fedtmle.runtime.records import Keeper, utc_now
 from fedtmle.runtime.rows import LocalRows, fingerprint
 from fedtmle.runtime.signing import Approvals
 from fedtmle.runtime.silo import Silo
@@ -48,7 +50,9 @@ from fedtmle.studies.memory import (
 )
 from fedtmle.studyfile.file import study_of
 from fedtmle.studyfile.schema import check_follow_up, check_streams, in_memory, schema_of
+from fedtmle_core import home as core_home
 from fedtmle_core.journal import FileJournal
+from fedtmle_core.memory import Totals
 from fedtmle_core.signing import SigningKey
 from fedtmle_core.types import Array
 
@@ -122,9 +126,20 @@ def synthetic_rows(schema: Schema, n: int = ROWS, seed: int = SEED) -> Table:
     return Table(n_rows=n, numeric=numeric, factors=factors)
 
 
+@dataclass(frozen=True, kw_only=True)
+class HomeAccount:
+    """What an institution's home remembers: its silos, the studies, and the refusals of a year by author."""
+
+    folder: Path
+    hospitals: tuple[str, ...]
+    studies: int
+    asked: Totals
+    refused: Mapping[str, int]
+
+
 @dataclass(frozen=True)
 class Home:
-    """Everything that one silo keeps; only the public key leaves the silo."""
+    """Everything that the institution keeps for one silo; only the public key leaves it."""
 
     file: SiloFile
 
@@ -133,16 +148,52 @@ class Home:
         """Return the home of the silo whose file this is."""
         return cls(read_silo_file(silo_file))
 
+    @classmethod
+    def create(cls, silo_file: str | Path) -> Home:
+        """Make the home that a silo file states, or the account's own; raise if there is one."""
+        home = cls.of(silo_file)
+        core_home.Home.create(home.file.home)
+        return home
+
+    @cached_property
+    def institution(self) -> core_home.Home:
+        """The home of the institution, with its secret; raise if it was not made or is damaged."""
+        if not core_home.is_home(self.file.home):
+            raise InputError(
+                f"{self.file.home}: the home of silo '{self.file.name}' is not there; restore it from a "
+                "backup, or make it, once for your institution: "
+                f"fedtmle silo home --silo {self.file.path} --create"
+            )
+        return core_home.Home.open(self.file.home)
+
     @cached_property
     def folder(self) -> Path:
-        """The folder `silo.fedtmle/` beside `silo.toml`; made when first needed, for its owner alone."""
-        folder = self.file.path.with_suffix(".fedtmle")
-        folder.mkdir(mode=0o700, exist_ok=True)
-        return folder
+        """The silo's own folder in the home; made when first needed, for its owner alone."""
+        return self.institution.records(self.file.name)
+
+    def account(self) -> HomeAccount:
+        """Return what the home remembers, for its owner."""
+        institution, numbers = self.institution, dict[str, int]()
+        for name in institution.hospitals:
+            path = core_home.records_folder(institution.folder, name) / "ledger.jsonl"
+            for each in ledger_studies(read_ledger(path)) if path.exists() else ():
+                numbers[each.plan] = numbers.get(each.plan, 0) + each.numbers
+        with institution.held() as opened:
+            return HomeAccount(
+                folder=institution.folder,
+                hospitals=institution.hospitals,
+                studies=len(opened.memory.studies),
+                asked=opened.memory.totals(numbers),
+                refused=opened.charges.counts(utc_now()),
+            )
+
+    @property
+    def _place(self) -> Path:
+        return core_home.records_folder(self.file.home, self.file.name)
 
     @cached_property
     def key(self) -> SigningKey:
-        return SigningKey.at(self.folder / "key")
+        return self.institution.key(self.file.name)
 
     @cached_property
     def approvals(self) -> Approvals:
@@ -155,7 +206,7 @@ class Home:
         A line has the 128 digits that the other silo's owner reads from `fedtmle silo decisions`, then
         anything, such as its name. Empty lines and those that start with # are skipped.
         """
-        path = self.file.path.with_suffix(".fedtmle") / "peers"
+        path = self._place / "peers"
         if not path.exists():
             return None
         keys = set()
@@ -262,13 +313,13 @@ class Home:
 
     @property
     def has_key(self) -> bool:
-        """Whether this silo has a key; none is made."""
-        return (self.file.path.with_suffix(".fedtmle") / "key").exists()
+        """Whether this silo has a home, and so a key; none is made."""
+        return core_home.is_home(self.file.home)
 
     @property
     def has_past(self) -> bool:
         """Whether this silo has a ledger; no folder is made."""
-        return (self.file.path.with_suffix(".fedtmle") / "ledger.jsonl").exists()
+        return (self._place / "ledger.jsonl").exists()
 
     def earlier(self) -> Earlier:
         """Return the scope of each earlier study, by its plan, from the ledger."""

@@ -249,6 +249,7 @@ NORTH = """\
 
 [silo]
 name = "north"
+home = "north.home"             # your institution's own folder: keys, ledgers, and whom studies were about
 
 [data]
 path = "north.csv"              # or .parquet; or database = "records.duckdb" with table or query
@@ -274,6 +275,7 @@ SOUTH = """\
 
 [silo]
 name = "south"
+home = "south.home"
 
 [data]
 path = "south.csv"

@@ -183,17 +183,19 @@ def _recipients(plan: Plan) -> list[str]:
 
 
 def _kept(file: SiloFile) -> list[str]:
-    here = f"`{file.path.with_suffix('.fedtmle').name}/`"
+    here = f"`{_cell(file.home.name)}/`"
     rows = [
         (
             "this silo",
-            f"{here}: decisions, ledger and journal of what was asked and answered; its key",
+            f"{here}, the institution's home: decisions, ledger and journal of what was asked and answered; "
+            "its key",
             FILL_IN,
         ),
         (
             "this silo",
-            f"{here[:-1]}rows/*.digests`: a keyed digest of 16 bytes for each record, to notice changed "
-            "records. With the key beside them these are pseudonymised personal data",
+            f"{here[:-1]}people/`: keyed digests of 8 bytes of each person and record that a study was "
+            "about, to notice studies that differ by few people. With the key beside them these are "
+            "pseudonymised personal data",
             FILL_IN,
         ),
         ("backups of this silo", "both of the above: the digests together with their key", FILL_IN),
