@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedtmle.errors import FitError
 from fedtmle.estimation.diagnostics.base import Pool
 from fedtmle.estimation.diagnostics.overlap import WeightOverlap, refuse_no_overlap
 from fedtmle.estimation.effect import EffectTerms
@@ -50,7 +49,13 @@ def find_overlap(problem: TermProblem, effect: EffectTerms, pool: Pool) -> Flow[
     hessian = problem.score(problem.start(), np.zeros(problem.dim), Part.HESSIAN)
     *asked, totals, curvature = yield from ask(*weights.blocks, rough, hessian)
     overlap = replace(weights.read(asked), predicted=_mean_and_deviation(totals[count:].tolist()))
-    _refuse(effect, overlap, pool.n)
+    refuse_no_overlap(
+        overlap,
+        means=[component.name for component in effect.components],
+        groups=[f"arm '{arm}'" for arm in effect.arms],
+        n=pool.n,
+        floor=effect.floor,
+    )
     # The outcome's part of the EIF alone; the covariates' part only adds to it.
     variances = [effect.width**2 * score / pool.n**2 for score in totals[:count].tolist()]
     scales = Calibration(
@@ -66,21 +71,3 @@ def _mean_and_deviation(moments: Sequence[float]) -> tuple[float, float]:
     mass, total, squares = moments
     mean = total / mass
     return mean, math.sqrt(max(squares / mass - mean * mean, 0.0))
-
-
-def _refuse(effect: EffectTerms, overlap: Overlap, n: int) -> None:
-    """Refuse a probability that nothing bounds, and arms that do not overlap."""
-    for arm, people in zip(effect.arms, overlap.truncated, strict=True):
-        if people and not effect.floor:
-            raise FitError(
-                "overlap",
-                f"g_bounds: the probability of arm '{arm}' is nearly 0 for {people} of {n} rows, and nothing "
-                "bounds it; give a bound, or leave g_bounds out",
-            )
-    refuse_no_overlap(
-        overlap,
-        means=[component.name for component in effect.components],
-        groups=[f"arm '{arm}'" for arm in effect.arms],
-        n=n,
-        floor=effect.floor,
-    )

@@ -151,7 +151,8 @@ def ladder_document(study: Study, details: Details) -> list[Document]:
         low = study.outcome_bounds[0] * np.array(details.problem.combination).sum(axis=1)[: len(rung.mean)]
         psi, covariance = rung.estimate(low)
         rows, _ = table_rows(study, details.components[: len(psi)], psi, covariance)
-        rungs.append({"bound": rung.bound, "estimates": [row.to_dict() for row in rows]})
+        people: Document = {"people": list(rung.people)} if rung.people else {}
+        rungs.append({"bound": rung.bound, "estimates": [row.to_dict() for row in rows], **people})
     return rungs
 
 

@@ -114,7 +114,9 @@ def test_several_periods_are_one_fit() -> None:
     """People are in the first period, and those of even places in a second one too."""
     rng = np.random.default_rng(2)
     n = 300
-    columns = {f"{name} {t}": rng.random(n) for name in ("before", "after") for t in (0, 1)}
+    columns: dict[str, np.ndarray] = {
+        f"{name} {t}": rng.random(n) for name in ("before", "after") for t in (0, 1)
+    }
     columns |= {f"y {t}": (rng.random(n) < 0.4) * 1.0 for t in (0, 1)}
     columns |= {"observed 0": np.ones(n), "observed 1": (np.arange(n) % 2 == 0) * 1.0}
     rows = Supplied.of([columns])

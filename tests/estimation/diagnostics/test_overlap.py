@@ -136,6 +136,8 @@ def test_no_overlap_is_refused() -> None:
     with pytest.raises(FitError, match=r"arm 0 is below 0\.1 for 3 of 5 people") as raised:
         refuse_no_overlap(found, means=("a", "b"), groups=("arm 0",), n=5, floor=0.1)
     assert raised.value.reason == "overlap"
+    with pytest.raises(FitError, match="nearly 0 for 3 of 6 people"):
+        refuse_no_overlap(found, means=("a", "b"), groups=("arm 0",), n=6, floor=0.0)
     nobody = dataclasses.replace(found, effective_sizes=(1.0, 0.0))
     with pytest.raises(FitError, match="contributes to b"):
         refuse_no_overlap(nobody, means=("a", "b"), groups=("arm 0",), n=6, floor=0.1)

@@ -69,11 +69,17 @@ class WeightOverlap(AbstractDiagnostic[Overlap]):
 def refuse_no_overlap(
     overlap: Overlap, *, means: Sequence[str], groups: Sequence[str], n: int, floor: float
 ) -> None:
-    """Raise `FitError` if nobody contributes to a mean, or most people of an arm or rule are truncated."""
-    for name, size in zip(means, overlap.effective_sizes, strict=True):
-        if not size > 0:
-            raise FitError("arm", f"target: no observed outcome contributes to {name}")
+    """Raise `FitError` if nobody contributes to a mean, or the weights of a group are not there to be had.
+
+    ``groups`` are the arms or rules whose people are truncated, by the ``floor``: 0 if the study has none.
+    """
     for group, people in zip(groups, overlap.truncated, strict=True):
+        if people and not floor:
+            raise FitError(
+                "overlap",
+                f"g_bounds: the probability of {group} is nearly 0 for {people} of {n} people, and nothing "
+                "bounds it; give a bound, or leave g_bounds out",
+            )
         if people > n / 2:
             raise FitError(
                 "overlap",
@@ -81,3 +87,6 @@ def refuse_no_overlap(
                 "there is no overlap to learn from. Restrict the cohort, or simplify the models of treatment "
                 "and follow-up",
             )
+    for name, size in zip(means, overlap.effective_sizes, strict=True):
+        if not size > 0:
+            raise FitError("arm", f"target: no observed outcome contributes to {name}")
