@@ -11,8 +11,9 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -48,17 +49,44 @@ class Study(NamedTuple):
     responses: dict[str, Array]
     groups: dict[str, Array]
     hospital: Array
+    randomised: bool = False  # the treatment model is a constant
 
     def products(self) -> Iterator[tuple[Name, Array]]:
         for group, response in self.responses.items():
             for column, x in self.columns.items():
-                if column != "a" or group not in ("", "arm 1"):  # both are the intercept's product with a
+                is_asked = group != "arm 1" or column == "1" or not self.randomised
+                is_twice = column == "a" and group in ("", "arm 1")  # the intercept's product with a
+                if is_asked and not is_twice:
                     yield Name(column, group), response * x
 
     def of_groups(self) -> Iterator[tuple[Name, Array]]:
+        """All columns in all groups; the reference level of an indicator or a factor is a column here."""
+        levels = sum(x for c, x in self.columns.items() if c in ("level 1", "level 2", "level 3", "level 4"))
+        rest = {f"not {c}": 1 - x for c, x in self.columns.items() if is_indicator(x) and "level" not in c}
         for group, inside in self.groups.items():
-            for column, x in self.columns.items():
+            for column, x in {**self.columns, "level 0": 1 - levels, **rest}.items():
                 yield Name(column, group), inside * x
+
+    def closing(self, bound: float | None = None) -> Iterator[tuple[Name, Array]]:
+        """What targeting and closing ask: by arm, clever covariate, its product with the residual,
+        prediction."""
+        X, n = np.stack([x for c, x in self.columns.items() if c != "a"]), len(self.hospital)
+        a, y = self.responses["arm 1"], self.responses["events"]
+        seen = self.responses.get("seen", np.ones(n))
+        low = min(5.0 / (np.sqrt(n) * np.log(n)), 0.5) if bound is None else bound
+        is_binary = "events" in self.groups
+        unit = y if is_binary else seen * (0.5 + 0.5 * y)
+        yield Name("1"), np.ones(n)
+        for arm in (1.0, 0.0):
+            inside = (a == arm) * seen
+            g = np.clip(logistic(X, (a == arm) * 1.0, np.ones(n)) * logistic(X, seen, np.ones(n)), low, 1.0)
+            prediction = np.clip(
+                logistic(np.vstack([X, a]), unit, seen, at=np.vstack([X, 0 * a + arm])), 5e-4, 1
+            )
+            clever = inside * low / g  # over its bound 1 / low
+            yield Name("clever covariate", f"arm {arm:.0f}"), clever
+            yield Name("residual", f"arm {arm:.0f}"), clever * (unit - prediction)
+            yield Name("prediction", f"arm {arm:.0f}"), prediction
 
     def split(self, named: Iterator[tuple[Name, Array]]) -> list[Rows]:
         names, values = zip(*named, strict=True)
@@ -128,8 +156,135 @@ def honest(rng: np.random.Generator) -> Study:
     return Study(columns, responses, groups, hospital)
 
 
+# ---- The kinds of docs/honest.md, on the scale of the core ----------------------------------------------
+
+
+def trial(
+    rng: np.random.Generator, sizes: list[int], covariates: dict[str, Array], y: Array | None = None
+) -> Study:
+    """A randomised study with a continuous outcome, or a given binary one."""
+    n, x = sum(sizes), {"1": np.ones(sum(sizes)), **covariates}
+    a = np.concatenate([rng.permutation(np.arange(size) % 2) for size in sizes]) * 1.0
+    groups = {"": np.ones(n), "arm 1": a, "arm 0": 1 - a}
+    if y is None:
+        y = np.clip(rng.normal(a, 1.5) / 5, -1, 1)
+    else:
+        groups |= {"events": y, "others": 1 - y}
+    responses = {"": np.ones(n), "arm 1": a, "events": y}
+    return Study({**x, "a": a}, responses, groups, np.repeat(np.arange(len(sizes)), sizes), True)
+
+
+def normal(rng: np.random.Generator, n: int, columns: int, reach: float = 8.0) -> dict[str, Array]:
+    return {f"w{j}": np.clip(rng.standard_normal(n) / reach, -1, 1) for j in range(columns)}
+
+
+def rare(share: float, silos: int, rng: np.random.Generator) -> Study:
+    n = 100 * silos
+    return trial(rng, [100] * silos, normal(rng, n, 1) | {"rare": (rng.random(n) < share) * 1.0})
+
+
+def many(silos: int, rng: np.random.Generator) -> Study:
+    return trial(rng, [100] * silos, normal(rng, 100 * silos, 40))
+
+
+def six_levels(rng: np.random.Generator) -> Study:
+    f = rng.integers(0, 6, 500)
+    return trial(rng, [100] * 5, {f"level {k}": (f == k) * 1.0 for k in range(1, 6)})
+
+
+def costs(logged: bool, rng: np.random.Generator) -> Study:
+    cost = np.minimum(1e6, rng.lognormal(8, 1.5, 500))
+    scaled = (np.log(cost) - 7) / 7 if logged else 2 * cost / 1e6 - 1
+    return trial(rng, [100] * 5, {"cost": np.clip(scaled, -1, 1)})
+
+
+def small(rng: np.random.Generator) -> Study:
+    sizes = rng.integers(20, 61, 8).tolist()
+    return trial(rng, sizes, normal(rng, sum(sizes), 2))
+
+
+def rare_outcome(rate: float, rng: np.random.Generator) -> Study:
+    w = normal(rng, 1000, 2, 4.0)
+    y = rng.random(1000) < rate * np.exp(0.3 * 4 * w["w0"])
+    return trial(rng, [200] * 5, w, y * 1.0)._replace(randomised=False)
+
+
+def over_time(by_period: bool, hazard: float, rng: np.random.Generator) -> Study:
+    """Time to an event in eight periods; a judged column is a person's sum over periods."""
+    n, periods = 1000, 8
+    w = rng.standard_normal(n).clip(-4, 4)
+    a = np.concatenate([rng.permutation(np.arange(200) % 2) for _ in range(5)]) * 1.0
+    event, left = (rng.geometric(np.clip(rate * np.exp(0.3 * w), 0, 1)) for rate in (hazard, 0.03))
+    time = np.minimum(np.minimum(event, left), periods)
+    had = (event <= left) & (event <= periods)
+    x: dict[str, Array] = {}
+    for t in range(1, periods + 1):
+        risk, now, gone = time >= t, had & (time == t), ~had & (time == t) & (left <= periods)
+        for c, value in {"1": np.ones(n), "w": w / 4, "a": a}.items():
+            for what, part in {"risk": risk, "event": now, "left": gone}.items():
+                place = t if c == "1" or (c == "w" and by_period) else 0
+                if what == "left":
+                    place = 0
+                key = f"{c} {what} {place}"
+                x[key] = x.get(key, np.zeros(n)) + part * value / (periods if place == 0 else 1)
+    groups = {"": np.ones(n), "arm 1": a, "arm 0": 1 - a, "events": had * 1.0}
+    responses = {"": np.ones(n), "arm 1": a}
+    both = {"1": np.ones(n), "a": a, "w": w / 4, **x}
+    return Study(both, responses, groups, np.repeat(np.arange(5), 200), True)
+
+
+KINDS: dict[str, Callable[[np.random.Generator], Study]] = {
+    **{
+        f"a {s:.0%} covariate, {m} silos of 100": partial(rare, s, m)
+        for s in (0.01, 0.02, 0.05)
+        for m in (5, 10)
+    },
+    "a factor of six levels": six_levels,
+    "costs, logged": partial(costs, True),
+    "costs, raw": partial(costs, False),
+    **{f"40 covariates, {m} silos of 100": partial(many, m) for m in (5, 10, 20)},
+    "8 silos of 20 to 60": small,
+    "an outcome that 2 % have": partial(rare_outcome, 0.02),
+    "an outcome that 10 % have": partial(rare_outcome, 0.1),
+    **{
+        f"8 periods, hazard {h:.1%}{', and w by period' if w else ''}": partial(over_time, w, h)
+        for w in (False, True)
+        for h in (0.005, 0.03)
+    },
+}
+
+
+def by_kind(studies: int) -> None:
+    """Say of each kind how many studies pass the counts, and how many of these are dominated."""
+    for number, (name, make) in enumerate(KINDS.items()):
+        each = [make(np.random.default_rng([SEED, number, k])) for k in range(studies)]
+        found = [(s.least, s.per_column, exact_share(s.products())) for s in each]
+        five = [share for least, _, share in found if least >= 5]
+        ten = [share for least, per, share in found if least >= ENOUGH and per >= PER_COLUMN]
+        say(
+            f"{name}: of {len(found)}, k = 5 passes {len(five)}, of which {sum(s > 0.5 for s in five)} are "
+            f"dominated; 10 behind and 5 per column {len(ten)}, {sum(s > 0.5 for s in ten)} dominated; "
+            f"median share {np.median([share for *_, share in found]):.2f}\n"
+        )
+
+
+def is_indicator(x: Array) -> bool:
+    return bool(np.isin(x, (0.0, 1.0)).all() and not x.all())
+
+
 def expit(t: Array) -> Array:
     return 1.0 / (1.0 + np.exp(-t))
+
+
+def logistic(X: Array, y: Array, w: Array, at: Array | None = None) -> Array:
+    """Return fitted probabilities, after a ridge that keeps separated studies finite."""
+    beta = np.zeros(len(X))
+    for _ in range(25):
+        p = expit(np.clip(beta @ X, -30, 30))
+        beta -= np.linalg.solve(
+            (X * w * p * (1 - p)) @ X.T + 1e-3 * np.eye(len(X)), X @ (w * (p - y)) + 1e-3 * beta
+        )
+    return expit(np.clip(beta @ (X if at is None else at), -30, 30))
 
 
 def exact_share(named: Iterator[tuple[Name, Array]]) -> float:
@@ -150,6 +305,8 @@ class Found(NamedTuple):
     shares: dict[int, float]  # by bits
     outcomes: dict[int, Outcome]
     remedied: bool
+    closing: float  # the largest share in the closing terms, by the bound on g of the study
+    bounded: float  # and with g at least 0.1
 
 
 def judged(study: Study, grids: tuple[int, ...]) -> Found:
@@ -172,7 +329,15 @@ def judged(study: Study, grids: tuple[int, ...]) -> Found:
             by_groups, exact_share((Name(c, group), inside * x) for c, x in study.columns.items())
         )
     return Found(
-        study.least, study.per_column, by_groups, exact_share(study.products()), shares, outcomes, remedied
+        study.least,
+        study.per_column,
+        by_groups,
+        exact_share(study.products()),
+        shares,
+        outcomes,
+        remedied,
+        exact_share(study.closing()),
+        exact_share(study.closing(0.1)),
     )
 
 
@@ -186,7 +351,11 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--studies", type=int, default=500)
     options.add_argument("--grids", type=int, nargs="*", default=[10, 12, 14, 16, COARSE, 20, 24])
+    options.add_argument("--kinds", action="store_true", help="the kinds of docs/honest.md instead")
     given = options.parse_args()
+    if given.kinds:
+        by_kind(given.studies)
+        return
     grids = tuple(given.grids)
     studies = [honest(np.random.default_rng([SEED, k])) for k in range(given.studies)]
     for k in (5, 10):
@@ -202,6 +371,12 @@ def main() -> None:
         say(
             f"{name}: {len(some)} studies, dominated {sum(f.exact > 0.5 for f in some)}, "
             f"by groups {sum(f.by_groups > 0.5 for f in some)}, remedied {all(f.remedied for f in some)}\n"
+        )
+        passed = [f for f in some if f.exact <= 0.5]
+        say(
+            f"  of {len(passed)} that pass, "
+            f"{sum(f.closing > 0.5 for f in passed)} are dominated at the closing, "
+            f"{sum(f.bounded > 0.5 for f in passed)} with g at least 0.1\n"
         )
         for bits in (*grids, FINE):
             tally = Counter(f.outcomes[bits].name for f in some)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -196,6 +197,10 @@ def study(seed: int, n: int, *, floor: int = 5) -> tuple[Plan, list[Sheet], dict
     return given, parts(whole), longhand
 
 
+def responses(longhand: dict[str, np.ndarray]) -> list[np.ndarray]:
+    return [longhand[f"{r} 1"] for r in ("1", "a", "seen", "y")]
+
+
 def test_a_plan_is_judged_by_the_rule_and_nothing_else() -> None:
     """Beside a longhand with everybody's rows: counts in groups, and shares of the joint span."""
     tally = {"rare": 0, "dominated": 0, "passed": 0}
@@ -203,7 +208,9 @@ def test_a_plan_is_judged_by_the_rule_and_nothing_else() -> None:
         given, sheets, longhand = study(seed, int(np.random.default_rng(seed).integers(60, 400)))
         seen, a = longhand["seen 1"], longhand["1 a"]
         groups = [seen * a, seen * (1 - a), 1 - seen]
-        inside = [g * longhand[f"1 {c}"] for g in groups for c in "1xqra"]
+        columns = {c: longhand[f"1 {c}"] for c in "1xqra"}
+        columns |= {"p": 1 - columns["q"] - columns["r"], "b": 1 - columns["a"]}
+        inside = [g * x for g in (*groups, *responses(longhand)) for x in columns.values()]
         is_rare = any(0 < np.count_nonzero(v) < 5 for v in (*inside, *longhand.values()))
         share = exact_share((Name(name), v) for name, v in longhand.items())
         found = [before_fits(given, Workspace(people), 3) for people in sheets]
@@ -215,6 +222,23 @@ def test_a_plan_is_judged_by_the_rule_and_nothing_else() -> None:
         assert all(verdict.column and verdict.remedy for verdict in told)
         tally["rare" if is_rare else "dominated" if share > 0.5 else "passed"] += 1
     assert min(tally.values()) >= 5, tally
+
+
+def test_which_level_is_the_reference_changes_no_verdict_of_counts() -> None:
+    given, sheets, _ = study(1, 300)
+    for codes in ((1, 2), (0, 1), (0, 2)):
+        columns = (ONE, *(Level("f", code) for code in codes))
+        for few, refused in ((4, True), (5, False), (0, False)):
+            people = sheets[0]
+            f = np.where(np.arange(people.n) < few, 0, 1 + np.arange(people.n) % 2).astype(np.int16)
+            changed = replace(people, levels={**people.levels, "f": f}, whole=None)
+            model = Model(columns=columns, groups=given.models[0].groups[:1])
+            found = judge(given, Workspace(changed), 1, [model])
+            found.answer()
+            inside = np.isfinite(people.numbers["y"]) & (people.levels["a"] == 1)
+            is_rare = any(0 < np.count_nonzero(g & (f == 0)) < 5 for g in (inside, f >= 0))
+            assert is_rare is refused or few == 5
+            assert (found.hear(found.answer()) is Step.REFUSED) is is_rare
 
 
 def test_lanes_do_not_depend_on_records() -> None:

@@ -213,6 +213,12 @@ PLANS = {
     "the same by a hundred-thousandth": lambda p: {
         "p": shifted(p.base["x"], PERSON, 1e-5 if p.base["x"][PERSON] < 0 else -1e-5)
     },
+    "the same by a millionth": lambda p: {
+        "p": shifted(p.base["x"], PERSON, 1e-6 if p.base["x"][PERSON] < 0 else -1e-6)
+    },
+    "the same by a ten-millionth": lambda p: {
+        "p": shifted(p.base["x"], PERSON, 1e-7 if p.base["x"][PERSON] < 0 else -1e-7)
+    },
     "one event in a level": lambda p: {
         "p": (np.cumsum(~p.y) <= 30) & ~p.y | (one(1200, int(np.flatnonzero(p.y)[0])) > 0)
     },

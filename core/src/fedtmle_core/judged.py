@@ -12,6 +12,7 @@ its distance from the middle is not, which saves four bits of each entry.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -69,18 +70,15 @@ def judge(
 ) -> Judge:
     """Return the judgement of all products of the models' responses and columns.
 
-    They are counted, and so are the columns in the models' groups.
+    They are counted, and so are the columns in the models' groups, each with the level that it is compared
+    with.
     """
-    named = {
-        (r, c): Name(describe(c, plan.dictionary), describe(r, plan.dictionary) if r != ONE else "")
-        for model in models
-        for r in (*model.groups, *model.responses)
-        for c in model.columns
-    }
     counted: dict[Factors, Name] = {}
-    for (r, c), name in named.items():
-        if (each := factors(r, c)) is not None:
-            counted.setdefault(each, name)
+    for model in models:
+        everything = (*model.columns, *reference_levels(model.columns, plan.dictionary))
+        for r, c in itertools.product((*model.groups, *model.responses), everything):
+            if (each := factors(r, c)) is not None:
+                counted.setdefault(each, _name(r, c, plan.dictionary))
     places = {whole: place for place, whole in enumerate(counted)}
     spanned: dict[Factors, Name] = {}
     bounds: list[int] = []
@@ -94,7 +92,7 @@ def judge(
         else:
             moved, bound = whole, whole
         if moved is not None and moved not in spanned:
-            spanned[moved] = named[r, c]
+            spanned[moved] = _name(r, c, plan.dictionary)
             bounds.append(places[bound])
     return Judge(
         counted=TermColumns.of(workspace, counted, plan.dictionary),
@@ -106,6 +104,18 @@ def judge(
         k=plan.floor,
         advice=advice,
     )
+
+
+def reference_levels(columns: Sequence[Term], dictionary: Dictionary) -> list[Term]:
+    """Return the levels that columns leave out of a variable: which one it is changes nothing but
+    coefficients."""
+    levels = dict.fromkeys(column.name for column in columns if isinstance(column, Level))
+    every = (Level(name, code) for name in levels for code in range(len(dictionary.levels(name))))
+    return [level for level in every if level not in columns]
+
+
+def _name(response: Term, column: Term, dictionary: Dictionary) -> Name:
+    return Name(describe(column, dictionary), describe(response, dictionary) if response != ONE else "")
 
 
 def before_fits(plan: Plan, workspace: Workspace, hospitals: int) -> Judge:

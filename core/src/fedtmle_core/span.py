@@ -32,7 +32,7 @@ If the bounds leave the verdict open, the same matrix is asked for once more wit
 below the error are exact collinearities, such as a total and its parts: directions in which *nobody* has more
 than `INVISIBLE` of a person. If every hospital finds that of its own people, all rows lie in the span of the
 other directions, and shares are theirs. If somebody has more, nobody can show that others are in it: it is
-refused.
+refused. So rows are judged to 2^-30 of their bounds, and sums over people must not be told finer than that.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 
-POINT = 30  # rows are read in multiples of 2^-30, the unit in which sums over people are sent
+POINT = 30  # rows are read in multiples of 2^-30 of their bounds, a billionth
 HALF = 15  # and split into halves of 15 bits, so that products of integers add up exactly in float64
 BLOCK = 1 << 13  # people at a time: sums of products of halves stay below 2^(15 + 15 + 13) < 2^53
 COARSE = 22  # bits: `tests/honest.py` has what fewer leave open
 FINE = 52  # bits: a float64 holds an entry of [-1, 1] in multiples of 2^-52
 FLOATS = 2.0**-47  # error of an entry that stands for float arithmetic, and
 ERROR = 1.125  # the error of an eigenvalue, in coordinates where that of entries is 1: `Span.of` has why
-INVISIBLE = 2.0**-20  # part of a person, coefficients in [-1, 1], that is not told from the products' error
+INVISIBLE = 2.0**-26  # part of a person: 32 columns, each rounded to 2^-30, add up to an error of 2^-26
 SLACK = 2.0**-20  # a share above the limit by less than this part of it is rounding: two people have 1/2 each
 
 
