@@ -11,6 +11,7 @@ import fedtmle as ft
 from fedtmle.estimation.flow import Ran, run_open
 from fedtmle.estimation.loader import Declared
 from fedtmle.estimation.study import effect_flow
+from fedtmle.estimation.times import time_flow
 from fedtmle.protocol.outcome import Targeted
 from fedtmle.studyfile.schema import schema_of
 from fedtmle_core.plan import Plan
@@ -37,7 +38,8 @@ def sheets_of(declared: Declared, silos: Mapping[str, object]) -> list[Sheet]:
 def run_over_questions(study: ft.Study, silos: Mapping[str, object]) -> Ran[Targeted]:
     """Return the outcome of a study over the totals of some hospitals."""
     declared = Declared(study)
-    flow = effect_flow(declared, hospitals=len(silos))
+    is_followed = isinstance(study.target, ft.AbstractTimeEffect)
+    flow = (time_flow if is_followed else effect_flow)(declared, hospitals=len(silos))
     return run_open(flow, sheets_of(declared, silos), plan_of(declared))
 
 

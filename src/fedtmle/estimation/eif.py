@@ -123,9 +123,17 @@ class Closing:
         return estimate(self.read(totals), L, low, one_step=one_step)
 
 
-def estimate(closing: Sums, L: Array, low: float, *, one_step: bool = False) -> Estimate:
-    """Return psi = L (means) and its covariance from closing sums; ``one_step`` adds the mean of the EIF."""
+def estimate(
+    closing: Sums, L: Array, low: float, *, one_step: bool = False, divides_by_n: bool = False
+) -> Estimate:
+    """Return psi = L (means) and its covariance from closing sums; ``one_step`` adds the mean of the EIF.
+
+    The covariance is divided by the number of people (or clusters) less one, or by their number.
+    """
     means, covariance = estimate_components(closing, L.shape[1], one_step=one_step)
+    if divides_by_n:
+        units = int(ClosingLayout(L.shape[1]).read(closing).clusters)
+        covariance = covariance * ((units - 1) / units)
     psi = low * L.sum(axis=1) + multiply(L, means[:, None])[:, 0]
     return Estimate(psi=psi, covariance=congruence(L, covariance))
 

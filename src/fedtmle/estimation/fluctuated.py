@@ -41,6 +41,7 @@ class AbstractFluctuated(ABC):
 
     labels: tuple[str, ...]  # the names of psi's coordinates
     combination: tuple[tuple[float, ...], ...]  # L: row k combines the means into coordinate k of psi
+    divides_by_n = False  # whether the covariance is divided by n, not n - 1
     is_common: bool  # whether the submodel's covariates and weights are the same at every law: eps add up
 
     @property

@@ -26,6 +26,8 @@ from fedtmle.initial.syntax import Categorical as Factor
 from fedtmle.model.table import SILO, Table, without_missing
 from fedtmle.programs.preparation import supplied_predictors
 from fedtmle.programs.study import Study
+from fedtmle.targets.time.estimands import AbstractTimeEffect
+from fedtmle.targets.time.followup import PERIOD
 from fedtmle_core.dictionary import Categorical, Dictionary, Identifier, Numeric, Variable
 from fedtmle_core.sheet import Sheet
 from fedtmle_core.terms import Constant, Pick, Term
@@ -45,7 +47,7 @@ class Declared:
         computed = (column.variable for column in self.loader_columns)
         supplied = (self._supplied(role, name) for role, name in self._supplied_names())
         found: dict[str, Variable] = {}
-        for variable in (*self._variables, *computed, *supplied):
+        for variable in (*self._variables, *self._times, *computed, *supplied):
             found.setdefault(variable.name, variable)
         return Dictionary(tuple(found.values()))
 
@@ -69,6 +71,14 @@ class Declared:
         if number is None:
             return World({target.treatment: code})
         return World({target.treatment: Both(code=code, number=Constant(number))})
+
+    @property
+    def time(self) -> str:
+        """The name of the number that says how long a person is followed, from entry."""
+        target = self.study.target
+        if not isinstance(target, AbstractTimeEffect):
+            raise TypeError("this study is not of time to an event")
+        return target.time if target.entry is None else f"{target.time} since {target.entry}"
 
     def supplied(self, role: str) -> tuple[Fitted, ...]:
         """Return what computes the predictions of a role that hospitals have as columns."""
@@ -94,7 +104,7 @@ class Declared:
                     levels[name] = table.factors[name].recode(variable.levels).astype(np.int16)
                 case Identifier(name=name):
                     clusters[name] = np.asarray(table.factors[name].codes)
-        numbers |= {**self._computed(table), **self._predicted(table)}
+        numbers |= {**self._computed(table), **self._predicted(table), **self._followed(table)}
         return Sheet.read(self.dictionary, numbers, levels, clusters)
 
     @cached_property
@@ -113,10 +123,13 @@ class Declared:
             yield from regime.needs
         for model in study.models.values():
             for formula in formulas(model, public=True):
-                yield from (name for name in formula.numeric_names + formula.factor_names if name != SILO)
+                names = (*formula.numeric_names, *formula.factor_names)
+                yield from (name for name in names if name not in (SILO, PERIOD))
 
     def _variable(self, name: str) -> Variable:
         study, target = self.study, self.study.target
+        if name == target.outcome and isinstance(target, AbstractTimeEffect):
+            return Categorical(name=name, levels=(target.censored, *target.causes))
         if name == target.outcome:
             low, high = study.outcome_bounds
             return Numeric(name=name, low=low, high=high)
@@ -130,11 +143,34 @@ class Declared:
         low, high = UNIT if variable.bounds is None else variable.bounds
         return Numeric(name=name, low=low, high=high)
 
+    @cached_property
+    def _times(self) -> tuple[Numeric, ...]:
+        """The time of follow-up, from entry; formulas do not use it."""
+        target, variables = self.study.target, self.study.variables
+        if not isinstance(target, AbstractTimeEffect):
+            return ()
+        low, high = variables.ranges[target.time]
+        if target.entry is not None:
+            earliest, _ = variables.ranges[target.entry]
+            low, high = 0.0, max(high - earliest, 0.0)
+        return (Numeric(name=self.time, low=low, high=high),)
+
+    def _followed(self, table: Table) -> Mapping[str, Array]:
+        """Return the time of follow-up; `DataError` if it or the event does not fit the grid."""
+        target = self.study.target
+        if not isinstance(target, AbstractTimeEffect):
+            return {}
+        target.follow_up.read(table)
+        time = table.numeric[target.time]
+        return {self.time: time if target.entry is None else time - table.numeric[target.entry]}
+
     def _vocabulary(self, dictionary: Dictionary) -> Vocabulary:
         study, treatment = self.study, self.study.target.treatment
         numbers = {each.name for each in dictionary.variables if isinstance(each, Numeric)}
         levels = {name: codes for name, codes in study.levels.items() if name in numbers}
         ranges: dict[str, Range] = {}
+        if isinstance(study.target, AbstractTimeEffect):  # every world of a period sets it
+            ranges[PERIOD], levels[PERIOD] = study.ranges[PERIOD], study.levels[PERIOD]
         meanings: dict[str, Term] = {}
         doses = [] if treatment is None else [as_number(arm) for arm in study.target.arms]
         if treatment is not None and treatment in self._used_as_numbers and None not in doses:

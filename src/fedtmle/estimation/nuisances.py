@@ -97,7 +97,7 @@ def fit_nuisances(declared: Declared, people: People, n: int) -> Flow[Nuisances]
     shown = {role: (reported(each, study.levels, study.outer_folds),) for role, each in by_role.items()}
     supplied = {role: declared.supplied(role) for role in study.models}
     return Nuisances(
-        treatment=_treatment(declared, people, by_role.get("treatment")),
+        treatment=treatment_scores(declared, people, by_role.get("treatment")),
         observed=_observed(declared, people, by_role.get("missingness")),
         outcome=_outcome(declared, people, by_role.get("outcome")),
         fitted={
@@ -106,7 +106,8 @@ def fit_nuisances(declared: Declared, people: People, n: int) -> Flow[Nuisances]
     )
 
 
-def _treatment(declared: Declared, people: People, fitted: AnyFit | None) -> tuple[Term, ...]:
+def treatment_scores(declared: Declared, people: People, fitted: AnyFit | None) -> tuple[Term, ...]:
+    """Return the predictions of g, as `weights.arm_probabilities` takes them."""
     if people.treatment is None:
         return (ONE,)
     return _supplied(declared, "treatment") if fitted is None else fitted.means()

@@ -8,6 +8,7 @@ from typing import final
 
 from fedtmle.errors import InputError
 from fedtmle.programs.study import Study
+from fedtmle.targets.time.estimands import AbstractTimeEffect
 from fedtmle_core.dictionary import Categorical, Dictionary
 from fedtmle_core.leaves import Known, Level, Number
 from fedtmle_core.terms import ONE, ZERO, Apply, Kept, Pick, Term, product, total
@@ -35,12 +36,13 @@ class People:
 
     @classmethod
     def of(cls, study: Study, dictionary: Dictionary) -> People:
-        """Return the people of a study of an effect, before anything is counted."""
+        """Return the people of a study, before anything is counted."""
         target = study.target
+        is_followed = isinstance(target, AbstractTimeEffect)  # events are in periods: see `followup`
         strata_levels = study.levels[target.strata] if target.strata else ()
         return cls(
-            y=_unit_scale(study, dictionary),
-            observed=known(dictionary, target.outcome),
+            y=ZERO if is_followed else _unit_scale(study, dictionary),
+            observed=ONE if is_followed else known(dictionary, target.outcome),
             outcome_bounds=study.outcome_bounds,
             treatment=target.treatment,
             arms=target.arms,

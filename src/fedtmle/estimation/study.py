@@ -29,6 +29,7 @@ from fedtmle.estimation.rows import FluctuatedArms, contrast_rows, initial
 from fedtmle.estimation.targeting import TermProblem, over_questions
 from fedtmle.estimation.weights import arm_probabilities, score_bound, weigh
 from fedtmle.programs.flow import StudyDetails
+from fedtmle.programs.study import Study
 from fedtmle.protocol.outcome import Targeted
 from fedtmle.targets.diagnostics import Diagnostics, Overlap
 from fedtmle.targets.effects.components import component_blocks
@@ -66,7 +67,7 @@ def effect_flow(
 def prepare(declared: Declared, hospitals: int) -> Flow[PreparedEffect]:
     """Count, fit the models, and look at the overlap."""
     study = declared.study
-    _refuse(declared)
+    refuse_hospitals_own(study)
     people = People.of(study, declared.dictionary)
     counted = yield from count_people(study, people)
     people = people.relative_to(counted.weight_mean)
@@ -209,9 +210,8 @@ def over_totals(algorithm: AbstractAlgorithm) -> AbstractAlgorithm:
     return algorithm
 
 
-def _refuse(declared: Declared) -> None:
-    """Refuse what a program over questions does not have."""
-    study = declared.study
+def refuse_hospitals_own(study: Study) -> None:
+    """Refuse what is no function of totals over all hospitals."""
     if study.uses_silo:
         raise InputError("C(silo): a hospital's own coefficients are no totals over all; leave it out")
     if study.cluster_scope == "spanning":

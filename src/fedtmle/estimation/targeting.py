@@ -46,11 +46,13 @@ class TermProblem(AbstractMeans[Law, object]):
     ``known`` are the scales at the start, if they were asked before.
     """
 
-    curvature_is_fixed = True
-
     q: AbstractFluctuated
     dictionary: Dictionary
     known: Calibration | None = None
+
+    @property
+    def curvature_is_fixed(self) -> bool:
+        return self.q.is_common
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -144,10 +146,14 @@ class TermProblem(AbstractMeans[Law, object]):
         return block.shifts(graph.intervals(block.terms, self.dictionary))
 
     def finish(self, law: Law, pooled: Sums, n: int) -> Estimate:  # noqa: ARG002 - all is pooled
-        return estimate(pooled, self.q.L, self.q.outcome_bounds[0])
+        return self._estimate(pooled)
 
     def finish_one_step(self, law: Law, pooled: Sums, n: int) -> Estimate:  # noqa: ARG002 - all is pooled
-        return estimate(pooled, self.q.L, self.q.outcome_bounds[0], one_step=True)
+        return self._estimate(pooled, one_step=True)
+
+    def _estimate(self, pooled: Sums, *, one_step: bool = False) -> Estimate:
+        q = self.q
+        return estimate(pooled, q.L, q.outcome_bounds[0], one_step=one_step, divides_by_n=q.divides_by_n)
 
     def _of_rows(self, *_: object, **__: object) -> Never:
         raise TypeError("a program over questions sees totals, never rows")

@@ -518,6 +518,7 @@ def _target_times(study: Study, target: AbstractTimeEffect, prepared: PreparedTi
     at_risk, (silos, balance) = diagnosed or (None, (None, None))
     details = TimeDetails(
         problem=problem,
+        regimes=problem.prepare.groups,
         components=target.components(columns.strata_levels),
         strata=columns.strata_levels,
         levels=prepared.levels,

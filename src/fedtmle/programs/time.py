@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -35,8 +35,9 @@ from fedtmle.targets.diagnostics import Balance, Histogram, named_histograms
 from fedtmle.targets.effects.components import Component, PooledWeights
 from fedtmle.targets.effects.estimands import AbstractEffect
 from fedtmle.targets.effects.prepare import EffectColumns
+from fedtmle.targets.effects.problem import AbstractMeans
 from fedtmle.targets.time.estimands import AbstractTimeEffect
-from fedtmle.targets.time.problem import RegimeGroup, TimeLaw, TimePreparation, TimeProblem
+from fedtmle.targets.time.problem import RegimeGroup, TimePreparation, TimeProblem
 from fedtmle.targets.time.statistics import (
     AtRiskBins,
     CensoringResponse,
@@ -150,7 +151,8 @@ def combined_grids(grids: Sequence[FinerGrid]) -> FinerGrid:
 class TimeDetails:
     """The results of a study of time to an event besides its estimate; all are pooled and public."""
 
-    problem: TimeProblem
+    problem: TimeProblem | AbstractMeans[Any, Any]
+    regimes: tuple[RegimeGroup, ...]  # in populations, in the order of the components
     components: tuple[Component, ...]
     strata: tuple[str, ...]
     levels: Mapping[str, tuple[str, ...]]
@@ -169,7 +171,7 @@ class TimeDetails:
     separated: Mapping[str, int] = field(default_factory=dict)  # see `count_separated`
 
     @property
-    def start(self) -> TimeLaw:
+    def start(self) -> object:
         """The law at which the targeting starts."""
         return self.problem.start()
 
@@ -191,8 +193,7 @@ class TimeDetails:
     @property
     def groups(self) -> tuple[str, ...]:
         """The labels of the groups for which effective sample sizes are given: regimes in populations."""
-        groups = self.problem.prepare.groups
-        return tuple(f"{each.regime.label} {each.population.label}".strip() for each in groups)
+        return tuple(f"{each.regime.label} {each.population.label}".strip() for each in self.regimes)
 
     def fit_names(self, target: AbstractEffect, role: str) -> tuple[str, ...]:
         """Return a label for each fit of a role that has several."""

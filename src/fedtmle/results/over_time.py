@@ -88,7 +88,7 @@ def _curves(study: Study, target: AbstractTimeEffect, details: TimeDetails, resu
 
     curves: list[Document] = []
     horizons, at = target.horizons, 0
-    for group in details.problem.prepare.groups:
+    for group in details.regimes:
         for cause in target.shown_causes:
             place = range(at, at := at + len(horizons))
             values = [target.value_of(float(psi[r]), h) for r, h in zip(place, horizons, strict=True)]
