@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from test_judgement import run
 
 from fedtmle_core.dictionary import Categorical, Dictionary, Numeric
+from fedtmle_core.errors import DataError
 from fedtmle_core.evaluate import Workspace
 from fedtmle_core.factors import factors
 from fedtmle_core.judged import about_the_middle, before_fits, describe, judge, layout
@@ -276,3 +277,30 @@ def test_columns_are_named_in_the_owners_words() -> None:
     }
     assert {term: describe(term, DECLARED) for term in names} == names
     assert describe(1.0 - Known("y"), DECLARED).startswith("sum ")
+
+
+def test_the_last_level_of_a_required_variable_is_counted_and_not_spanned() -> None:
+    """Its column is the rest of the others: with it every Gram would be singular, and asked for twice."""
+    for required in (True, False):
+        dictionary = Dictionary((Categorical(name="a", levels=("0", "1", "2"), required=required),))
+        people = Sheet.read(dictionary, {}, {"a": np.array([0, 1, 2] * 20, dtype=np.int16)})
+        levels = tuple(Level("a", code) for code in range(3))
+        given = Plan(
+            dictionary=dictionary,
+            models=(Model(columns=(ONE,), responses=(ONE, *levels)), Model(columns=levels[1:])),
+            members=MEMBERS,
+            study=b"study",
+            author="author",
+        )
+        judges = [before_fits(given, Workspace(people), 1)]
+        steps = run(judges)
+        assert (Step.FINE in steps) is not required
+        assert steps[-1] is Step.PASSED
+        assert len(judges[0].columns.names) == 4 - required
+        assert len(judges[0].counted.names) == 4
+
+
+def test_a_required_variable_is_nowhere_missing() -> None:
+    dictionary = Dictionary((Categorical(name="a", levels=("0", "1"), required=True),))
+    with pytest.raises(DataError, match="'a' is missing in 1 record"):
+        Sheet.read(dictionary, {}, {"a": np.array([0, -1, 1], dtype=np.int16)})

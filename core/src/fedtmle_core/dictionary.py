@@ -39,10 +39,11 @@ class Numeric:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Categorical:
-    """One of the listed levels; it may be missing."""
+    """One of the listed levels; it may be missing unless it is ``required``."""
 
     name: str
     levels: tuple[str, ...]
+    required: bool = False
 
     def __post_init__(self) -> None:
         if not self.levels or len(set(self.levels)) != len(self.levels):
@@ -89,6 +90,11 @@ class Dictionary:
         if not isinstance(variable, Categorical):
             raise InputError(f"the dictionary has no categorical variable '{name}'")
         return variable.levels
+
+    def is_required(self, name: str) -> bool:
+        """Return whether everybody has a level of this variable, so that its levels add up to everybody."""
+        variable = self._by_name.get(name)
+        return isinstance(variable, Categorical) and variable.required
 
     def largest_cluster(self, name: str) -> int:
         """Return how many people a cluster may have; `InputError` if there is no identifier of this name."""

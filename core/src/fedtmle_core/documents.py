@@ -70,6 +70,7 @@ class _Variable(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
     high: float = 0.0
     levels: list[str] = []
     largest: int = 0
+    required: bool = False
 
 
 class _Plan(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -264,7 +265,8 @@ def _variable(variable: Variable) -> _Variable:
         case Numeric():
             return _Variable(kind="number", name=variable.name, low=variable.low, high=variable.high)
         case Categorical():
-            return _Variable(kind="levels", name=variable.name, levels=list(variable.levels))
+            levels = list(variable.levels)
+            return _Variable(kind="levels", name=variable.name, levels=levels, required=variable.required)
         case Identifier():
             return _Variable(kind="identifier", name=variable.name, largest=variable.largest)
 
@@ -274,7 +276,8 @@ def _read_variable(variable: _Variable) -> Variable:
         case "number":
             return Numeric(name=variable.name, low=variable.low, high=variable.high)
         case "levels":
-            return Categorical(name=variable.name, levels=tuple(variable.levels))
+            levels = tuple(variable.levels)
+            return Categorical(name=variable.name, levels=levels, required=variable.required)
         case "identifier":
             return Identifier(name=variable.name, largest=variable.largest)
     raise DecodeError("a plan declares a variable of an unknown kind")

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -94,6 +94,9 @@ def judge(
         if moved is not None and moved not in spanned:
             spanned[moved] = _name(r, c, plan.dictionary)
             bounds.append(places[bound])
+    kept = [whole for whole in spanned if not _is_rest(whole, spanned.keys(), plan.dictionary)]
+    bounds = [bound for whole, bound in zip(spanned, bounds, strict=True) if whole in kept]
+    spanned = {whole: spanned[whole] for whole in kept}
     return Judge(
         counted=TermColumns.of(workspace, counted, plan.dictionary),
         columns=TermColumns.of(workspace, spanned, plan.dictionary),
@@ -116,6 +119,21 @@ def reference_levels(columns: Sequence[Term], dictionary: Dictionary) -> list[Te
 
 def _name(response: Term, column: Term, dictionary: Dictionary) -> Name:
     return Name(describe(column, dictionary), describe(response, dictionary) if response != ONE else "")
+
+
+def _is_rest(whole: Factors, spanned: Collection[Factors], dictionary: Dictionary) -> bool:
+    """Return whether a column is another one less its parts by all other levels of a variable.
+
+    It adds nothing to the span, and a Gram with such a column is known to be singular.
+    """
+    for part in whole:
+        if isinstance(part, Level) and dictionary.is_required(part.name):
+            last = len(dictionary.levels(part.name)) - 1
+            others = [other for other in whole if other != part]
+            levels = [factors(*others, Level(part.name, code)) for code in range(last)]
+            if part.code == last and factors(*others) in spanned and all(each in spanned for each in levels):
+                return True
+    return False
 
 
 def before_fits(plan: Plan, workspace: Workspace, hospitals: int) -> Judge:

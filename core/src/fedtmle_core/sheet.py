@@ -57,6 +57,7 @@ class Sheet:
                 case Categorical(name=name):
                     codes = np.ascontiguousarray(_of(levels, name), dtype=np.int16)
                     _refuse((codes < -1) | (codes >= len(variable.levels)), name, "has an undeclared level")
+                    _refuse((codes < 0) & variable.required, name, "is missing")
                     kept = replace(kept, n=len(codes), levels={**kept.levels, name: codes})
                 case Identifier(name=name):
                     marks = np.unique(_of(clusters, name), return_inverse=True)[1].astype(np.int64)

@@ -134,12 +134,12 @@ class Declared:
             low, high = study.outcome_bounds
             return Numeric(name=name, low=low, high=high)
         if name == target.treatment:
-            return Categorical(name=name, levels=target.arms)
+            return Categorical(name=name, levels=target.arms, required=True)
         variable = study.variables[name]
         if variable.kind == "identifier":
             return Identifier(name=name, largest=study.largest_cluster)
         if variable.kind == "category":
-            return Categorical(name=name, levels=variable.codes)
+            return Categorical(name=name, levels=variable.codes, required=True)
         low, high = UNIT if variable.bounds is None else variable.bounds
         return Numeric(name=name, low=low, high=high)
 
