@@ -42,6 +42,11 @@ class AbstractBlock(ABC):
     def terms(self) -> tuple[Term, ...]:
         """All terms that the block reads."""
 
+    @property
+    @abstractmethod
+    def numbers(self) -> int:
+        """How many numbers it asks for."""
+
     @abstractmethod
     def reaches(self, intervals: Intervals, people: int) -> list[int]:
         """Return the public bound of each total over at most ``people``; `InputError` if there is none."""
@@ -114,6 +119,10 @@ class Score(AbstractBlock):
         """How many sums there are before a lattice's matrix."""
         dim = len(self.at)
         return {Part.LOSS: 1, Part.GRADIENT: dim, Part.HESSIAN: packed_size(dim)}[self.part]
+
+    @property
+    def numbers(self) -> int:
+        return self.width if self.lattice is None or self.lattice.C is None else len(self.lattice.C)
 
     def bound(self, intervals: Intervals) -> RowBound:
         """Return the public bound of one person's part, over all layers."""
@@ -196,6 +205,10 @@ class Moments(AbstractBlock):
     def terms(self) -> tuple[Term, ...]:
         return self.columns
 
+    @property
+    def numbers(self) -> int:
+        return len(self.products)
+
     def exponents(self, intervals: Intervals) -> tuple[int, ...]:
         """Return for each product the least c with every person's part below 2^c."""
         sizes = [size(intervals[column]) for column in self.columns]
@@ -236,6 +249,10 @@ class Cells(AbstractBlock):
     @property
     def terms(self) -> tuple[Term, ...]:
         return (self.of, *self.groups, *self.sums)
+
+    @property
+    def numbers(self) -> int:
+        return self.cells * (1 + len(self.sums))
 
     @property
     def bins(self) -> int:
