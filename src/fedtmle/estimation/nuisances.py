@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, final
@@ -17,6 +18,8 @@ from fedtmle.initial.design import Levels
 from fedtmle.initial.glm import FAMILIES, GLM, FittedGLM, FittedMultinomial, Supplied
 from fedtmle_core.terms import ONE, Term, product
 from fedtmle_core.types import Family
+
+ROLES = ("treatment", "missingness", "outcome")
 
 AnyFit: TypeAlias = Fit | CrossFit
 
@@ -94,15 +97,13 @@ def fit_nuisances(declared: Declared, people: People, n: int) -> Flow[Nuisances]
         folds = folds_of(study.folds, study.seed, study.cluster or "")
         fits = yield from cross_fit(list(asked.values()), folds, n=n, accuracy=accuracy)
     by_role: dict[str, AnyFit] = dict(zip(asked, fits, strict=True))
-    shown = {role: (reported(each, study.levels, study.outer_folds),) for role, each in by_role.items()}
-    supplied = {role: declared.supplied(role) for role in study.models}
+    shown = {role: (reported(each, study.levels, study.outer_folds, n),) for role, each in by_role.items()}
+    supplied = {role: declared.supplied(role) for role in ROLES}
     return Nuisances(
         treatment=treatment_scores(declared, people, by_role.get("treatment")),
         observed=_observed(declared, people, by_role.get("missingness")),
         outcome=_outcome(declared, people, by_role.get("outcome")),
-        fitted={
-            role: shown.get(role, supplied[role]) for role in study.models if role in shown or supplied[role]
-        },
+        fitted={role: each for role, each in (supplied | shown).items() if each},
     )
 
 
@@ -138,21 +139,24 @@ def _supplied(declared: Declared, role: str) -> tuple[Term, ...]:
     return tuple(number(declared.dictionary, prediction(role, name)) for name in model.columns)
 
 
-def reported(fitted: AnyFit, levels: Levels, folds: Folds | None) -> Fitted:
-    """Return a fit as results show it."""
+def reported(fitted: AnyFit, levels: Levels, folds: Folds | None, n: int) -> Fitted:
+    """Return a fit to ``n`` people as results show it."""
     if isinstance(fitted, CrossFit):
         if folds is None:
             raise AssertionError("a cross-fit has folds")
-        return CrossFitted(models=tuple(reported(each, levels, None) for each in fitted.fits), folds=folds)
+        return CrossFitted(models=tuple(reported(each, levels, None, n) for each in fitted.fits), folds=folds)
     formula = fitted.regression.design.formula
+    # Results count errors of linear predictors; a rounded fit is told from an exact one by its bits.
+    error, bits = fitted.error / math.sqrt(n), 0 if fitted.error else None
     if fitted.regression.classes:
         return FittedMultinomial(
-            formula=formula, levels=levels, coefficients=fitted.coefficients, error=fitted.error
+            formula=formula, levels=levels, coefficients=fitted.coefficients, error=error, bits=bits
         )
     return FittedGLM(
         formula=formula,
         levels=levels,
         family=fitted.regression.family,
         coefficients=fitted.coefficients[0],
-        error=fitted.error,
+        error=error,
+        bits=bits,
     )
