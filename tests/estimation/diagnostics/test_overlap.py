@@ -64,7 +64,7 @@ def test_overlap_of_the_demonstration(demonstration) -> None:
     study, outcome, rows = demonstration
     same_overlap(study, outcome, rows)
     asked = rows.numbers(overlap_of(rows, outcome))
-    assert asked == 6
+    assert asked == 8
     assert rows.numbers(PropensityHistograms(pool=rows.pool, treatments=treatments(study, rows))) == 24
 
 

@@ -16,8 +16,7 @@ from fedtmle_core.blocks import Block, Cells, Moments
 from fedtmle_core.terms import ONE, Apply, Term, product, total
 from fedtmle_core.types import Array
 
-LARGEST_LOSS = 64.0  # of one person: a confident prediction that is wrong; a linear one may be 8 widths off
-SMALLEST_CHANCE = 2.0**-92  # e^-64 or so; a power of two is the same on every processor
+SMALLEST_CHANCE = 2.0**-92  # of what happened: a log loss of 64 for a confident prediction that is wrong
 # R^2 and variances are shown with three digits. The least variance of interest is that of an outcome whose
 # range is ten standard deviations, 0.01: errors of this size are a hundredth of its third digit.
 SQUARE_ERROR = 1e-6
@@ -101,21 +100,18 @@ class PredictionFit(AbstractDiagnostic[OutcomeFit]):
 
     def _errors(self) -> tuple[Term, ...]:
         """The sums of w, w y and w y^2, of squared errors, and of a binary outcome log losses."""
+        parts = [self._parts(each) for each in self.predictions]
+        return tuple(total(column) for column in zip(*parts, strict=True))
 
-        def summed(parts: Sequence[Term]) -> Term:
-            return total([product(p.among, part) for p, part in zip(self.predictions, parts, strict=True)])
-
-        y = [each.y for each in self.predictions]
-        before, after = (
-            [each.before for each in self.predictions],
-            [each.after for each in self.predictions],
-        )
-        columns = [summed([ONE] * len(y)), summed(y), summed([product(each, each) for each in y])]
-        for q in (before, after):
-            columns.append(summed([_squared_error(*pair) for pair in zip(y, q, strict=True)]))
-        for q in (before, after) if self.is_binary else ():
-            columns.append(summed([_log_loss(*pair) for pair in zip(y, q, strict=True)]))
-        return tuple(columns)
+    def _parts(self, each: Prediction) -> list[Term]:
+        """Return one period's part of these sums; (y - q)^2 as y^2, y and 1 with predictions as factors."""
+        y, sides = each.y, (each.before, each.after)
+        square = y if self.is_binary else product(y, y)
+        found = [ONE, y, square]
+        found += [total([square, product(y, q), product(q, q)], [1.0, -2.0, 1.0]) for q in sides]
+        if self.is_binary:
+            found += [_log_loss(y, q) for q in sides]
+        return [product(each.among, part) for part in found]
 
     def _cells(self, each: Prediction) -> Cells:
         clipped = [Apply("clip", q, low=-1.0, high=2.0) for q in (each.before, each.after)]
@@ -148,12 +144,6 @@ class PredictionFit(AbstractDiagnostic[OutcomeFit]):
         if self.has_weights:
             return bins
         return tuple(Bin(silos=b.silos, count=b.count, sums=(float(b.count), *b.sums)) for b in bins)
-
-
-def _squared_error(y: Term, q: Term) -> Term:
-    farthest = math.sqrt(LARGEST_LOSS)
-    error = Apply("clip", y - q, low=-farthest, high=farthest)
-    return product(error, error)
 
 
 def _log_loss(y: Term, q: Term) -> Term:

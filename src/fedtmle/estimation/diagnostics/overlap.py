@@ -10,8 +10,8 @@ from typing import final
 from fedtmle.errors import FitError
 from fedtmle.estimation.diagnostics.base import AbstractDiagnostic, Pool
 from fedtmle.targets.diagnostics import Overlap
-from fedtmle_core.blocks import Block, Moments
-from fedtmle_core.terms import Term
+from fedtmle_core.blocks import Block, Cells, Moments
+from fedtmle_core.terms import ONE, Term
 from fedtmle_core.types import Array
 
 # An effective sample size is shown with three digits, and so are the other ratios of these sums. H has mean
@@ -36,22 +36,18 @@ class WeightOverlap(AbstractDiagnostic[Overlap]):
     @property
     def blocks(self) -> tuple[Block, ...]:
         count = len(self.weights)
+        products = (*((r,) for r in range(count)), *((r, r) for r in range(count)))
+        places = self.pool.places(WEIGHT_ERROR)
         return (
-            Moments(
-                columns=(*self.weights, *self.truncated),
-                products=(
-                    *((r,) for r in range(count)),
-                    *((r, r) for r in range(count)),
-                    *((count + a,) for a in range(len(self.truncated))),
-                ),
-                places=self.pool.places(WEIGHT_ERROR),
-            ),
+            Moments(columns=self.weights, products=products, places=places),
+            # A count by bins is no sum of a column: nobody has to be behind it for the study to go on.
+            *(Cells(of=mark, edges=(0.5,), groups=(ONE,)) for mark in self.truncated),
         )
 
     def read(self, values: Sequence[Array]) -> Overlap:
         count = len(self.weights)
-        (found,) = (each.tolist() for each in values)
-        sums, squares, truncated = found[:count], found[count : 2 * count], found[2 * count :]
+        found, *marked = (each.tolist() for each in values)
+        sums, squares, truncated = found[:count], found[count:], [below for _, below in marked]
         return Overlap(
             truncated=tuple(map(round, truncated)),
             disclosing=(self.pool.silos,) * len(truncated),
