@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from fedtmle_core.allowed import RESULT
-from fedtmle_core.publish import LEAST_FLOOR, Allowed, Each, Named, Rule
+from fedtmle_core.publish.allowed import RESULT
+from fedtmle_core.publish.counts import LEAST_FLOOR
+from fedtmle_core.publish.rules import Allowed, Each, Named, Rule
 
 INTRODUCTION = f"""# What a study publishes
 

@@ -16,7 +16,7 @@ from fedtmle.layout import POOR_OVERLAP, Document, element, is_poor, silo_count,
 from fedtmle.protocol.messages import WIRE_FORMAT
 from fedtmle.runtime.result import Result
 from fedtmle.version import __version__
-from fedtmle_core.allowed import published_result
+from fedtmle_core.publish import published_result
 
 if TYPE_CHECKING:
     import pandas as pd

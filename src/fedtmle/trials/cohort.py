@@ -29,8 +29,8 @@ from fedtmle.results.result import StudyResult
 from fedtmle.trials.compile import CompiledTrial, compile_trial
 from fedtmle.trials.steps import CdmLayout
 from fedtmle.trials.trial import TREATMENT_COLUMN, TargetTrial, protocol
-from fedtmle_core.allowed import published_emulation
 from fedtmle_core.journal import write_document
+from fedtmle_core.publish import published_emulation
 from fedtmle_core.types import Array
 
 if TYPE_CHECKING:
@@ -453,5 +453,7 @@ def with_counts(
     absent = [silo for silo in silos if silo not in attrition]
     emulation = {**document_of(trial, attrition), "not_shared": absent}
     if "published" in result.document:
-        emulation = published_emulation(emulation, result.document["published"]["floor"])
+        emulation = published_emulation(
+            emulation, result.document["n"], result.document["published"]["floor"]
+        )
     return StudyResult(document={**result.document, "emulation": emulation}, run=result.run)
