@@ -22,7 +22,7 @@ from fedtmle_core.judgement import RAISE, Name, Outcome, Step
 from fedtmle_core.leaves import Known, Level, Number, Power
 from fedtmle_core.plan import Member, Model, Plan
 from fedtmle_core.sheet import Sheet
-from fedtmle_core.span import Layout
+from fedtmle_core.span import COARSE, Layout
 from fedtmle_core.terms import ONE, ZERO, Kept, Term, product
 
 PEOPLE = sheet(400, seed=4)
@@ -115,7 +115,7 @@ NUMBERS = (Number("x", 3), Number("age", 7), Power("x", 3, 2))
 
 def test_numbers_about_the_middle_span_the_same_and_are_conditioned_better() -> None:
     workspace = Workspace(PEOPLE)
-    columns = (ONE, Number("age", 7), Level("a", 1))
+    columns = (ONE, Number("age", 7), Level("a", 1), Number("m", 4))
     responses = (ONE, Level("s", 0), product(Known("m"), Number("m", 4)))
     found = judge(
         plan(columns, ()), workspace, 3, [Model(columns=tuple(columns), responses=tuple(responses))]
@@ -131,6 +131,8 @@ def test_numbers_about_the_middle_span_the_same_and_are_conditioned_better() -> 
         unit = each / np.linalg.norm(each, axis=1)[:, None]
         gains.append(np.linalg.eigvalsh(unit @ unit.T)[0])
     assert gains[0] > 2 * gains[1]
+    lacking = np.count_nonzero(raw[3] == 0.0)  # of m, which is not 0 about the middle
+    assert lacking > 50
     counted = np.concatenate(list(found.counted.pieces()), axis=1)
     for row, bound in zip(moved, found.bounds, strict=True):
         assert (counted[bound][row != 0.0] != 0.0).all()
@@ -254,12 +256,40 @@ def test_lanes_do_not_depend_on_records() -> None:
     assert len(lanes[0]) < 0.75 * Layout.full(len(judges[0].columns.names)).numbers
 
 
+def test_products_share_lanes_when_they_are_coarse_and_each_has_its_own_when_they_are_fine() -> None:
+    given, sheets, _ = study(1, 200)
+    (whole,) = [before_fits(given, Workspace(people), 1) for people in parts(sheets[0], 1)]
+    lanes = {}
+    for step in (Step.COARSE, Step.FINE):
+        whole.step = step
+        lanes[step] = len(whole.lanes())
+    assert lanes[Step.FINE] == Layout.full(len(whole.columns.names)).numbers > lanes[Step.COARSE]
+
+
+def test_indicators_fill_their_lanes() -> None:
+    """Of a column that is 1 for everybody who has it, the sum of squares is their number: 1 in its scale."""
+    given, sheets, _ = study(1, 200)
+    (whole,) = [before_fits(given, Workspace(people), 1) for people in parts(sheets[0], 1)]
+    assert whole.hear(whole.answer()) in (Step.COARSE, Step.REFUSED)
+    whole.step = Step.COARSE
+    answer = whole.answer()
+    assert all(abs(number) <= 1 << COARSE for number in answer)
+    columns = np.concatenate(list(whole.columns.pieces()), axis=1)
+    filled = 0
+    for j, k, lane in whole.layout.entries():
+        if j == k and columns[j].any() and set(columns[j]) <= {0.0, 1.0}:
+            filled += 1
+            assert answer[lane] == 1 << COARSE
+    assert filled > 5
+
+
 def test_closing_terms_are_judged_as_they_are() -> None:
     given, sheets, _ = study(1, 200)
     clever = product(Level("a", 1), 1.0 / 0.05 * Power("x", 6, 3), 1.0 - Level("f", 2))
     found = [
         judge(given, Workspace(people), 3, [Model(columns=(ONE, clever))], advice=RAISE) for people in sheets
     ]
+    assert {each.advice for each in found} == {RAISE}
     assert run(found)[-1] is Step.PASSED
     assert {str(name) for name in found[0].columns.names} == {
         "'everybody'",

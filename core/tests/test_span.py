@@ -125,6 +125,52 @@ def test_bounds_hold_whatever_the_rounding_errors_are():
     assert tight > 60
 
 
+def shared_by(v, factors):
+    """A layout in which entries share a lane if their factors are the same."""
+    lanes, known = [], {}
+    for j, k, _ in Layout.full(len(v)).entries():
+        lanes.append(known.setdefault(tuple(sorted(factors[j] + factors[k])), len(known)))
+    return Layout(len(v), tuple(lanes))
+
+
+@pytest.mark.parametrize("bits", [COARSE, 46])
+def test_bounds_hold_where_entries_share_a_lane(bits):
+    """Products of numbers differ by their fixed point, and rare columns share lanes with frequent ones."""
+    rng = np.random.default_rng(10)
+    tight = 0
+    for _ in range(40):
+        n = 300
+        x, z, y = rng.uniform(-1, 1, (3, n))
+        z = np.clip(x + 2.0**-9 * z, -1, 1)
+        named = {"x": x, "z": z, "yx": y * x, "yz": y * z, "": np.ones(n), "y": y}
+        v, layout = np.stack(list(named.values())), shared_by(named, list(named))
+        assert layout.numbers < Layout.full(6).numbers
+        counts, exact = people(v), leverages(np.ldexp(read(v), -30))
+        signs = rng.choice([-1, 1], layout.numbers).tolist()
+        sums = rounded_gram([v], counts, bits, layout)
+        entries = [number + sign for number, sign in zip(sums, signs, strict=True)]
+        span = Span.of(Pooled(numbers=entries, bits=bits, hospitals=4, layout=layout), counts)
+        assert (span.least(read(v)) <= exact * (1 + 1e-6)).all()
+        if not span.lost.size:
+            assert (exact <= span.most(read(v)) * (1 + 1e-6)).all()
+            tight += 1
+    assert tight > 30 or bits == COARSE
+
+
+def test_a_lane_of_a_rare_and_a_frequent_column_has_the_finer_scale():
+    layout = shared_by(["", "a"], ["a", ""])  # (a, a) and (a, 1) differ, unless a is an indicator
+    assert layout.numbers == 3
+    layout = Layout(2, (0, 1, 1))  # (1, 1), (1, a), (a, a)
+    assert layout.scales([900, 4]) == [900.0, 4.0]
+    assert layout.scales([900, 0]) == [900.0, 0.0]
+    a = (np.arange(900) < 4) * 1.0
+    v = np.stack([np.ones(900), a])
+    numbers = rounded_gram([v], [900, 4], 10, layout)
+    assert numbers == (1024, 1024)
+    matrix = Pooled(numbers=numbers, bits=10, hospitals=1, layout=layout).matrix([900, 4])[1]
+    np.testing.assert_allclose(matrix, [[1.0, 1 / 15], [1 / 15, 1.0]])
+
+
 def test_rounding_by_hospitals_is_within_the_bounds():
     rng = np.random.default_rng(4)
     for _ in range(50):

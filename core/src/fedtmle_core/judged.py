@@ -36,8 +36,7 @@ INWARD = 1.0 - 2.0**-40  # keeps the ends of a range, which intervals round outw
 @final
 @dataclass(frozen=True)
 class TermColumns:
-    """Products of factors, divided by the powers of two that bound them: `judgement.Columns` of a
-    workspace."""
+    """Products of factors over the powers of two that bound them: `judgement.Columns` of a workspace."""
 
     workspace: Workspace
     products: tuple[Factors, ...]
@@ -46,8 +45,7 @@ class TermColumns:
 
     @classmethod
     def of(cls, workspace: Workspace, named: dict[Factors, Name], dictionary: Dictionary) -> TermColumns:
-        """Return the columns of products; each factor has its own power of two, so that shared lanes
-        agree."""
+        """Return the columns of products; powers of two are the factors', so that shared lanes agree."""
         intervals = graph.intervals({part for each in named for part in each}, dictionary)
         size = {part: max(map(abs, ends)) for part, ends in intervals.items()}
         exponents = (sum(_covering(size[part]) for part in each) for each in named)
