@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 from fedtmle_core.dictionary import Dictionary, Numeric
 from fedtmle_core.leaves import Number
-from fedtmle_core.plan import Plan
+from fedtmle_core.plan import Model, Plan
 from fedtmle_core.seal import Consortium, Identity, Opening, Place, Seal, Session
+from fedtmle_core.terms import ONE
 
 NAMES = ("east", "north", "south", "west")
 RUN = b"run " * 4
@@ -30,9 +31,7 @@ def plan(names: Sequence[str] = NAMES, **changed: object) -> Plan:
     """Return a plan for some hospitals; ``changed`` are fields."""
     named: dict[str, object] = {
         "dictionary": Dictionary((Numeric(name="x", low=0.0, high=1.0),)),
-        "columns": (Number("x", 0),),
-        "responses": (),
-        "groups": (),
+        "models": (Model(columns=(ONE, Number("x", 0))),),
         "members": consortium(names).members,
         "study": b"study",
         "author": "author",

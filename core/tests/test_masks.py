@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedtmle_core.errors import DecodeError
-from fedtmle_core.masks import FACTOR_BITS, Factors, Frame, Packing, add, keystream, width
+from fedtmle_core.masks import FACTOR_BITS, Factors, Frame, Packing, Word, add, keystream, width
 from fedtmle_core.plan import Lane
 
 KEY = bytes(range(32))
@@ -110,32 +111,28 @@ def test_a_multiple_of_a_prime_does_not_pass() -> None:
             frame.unpack(total + (prime << frame._front), factors)
 
 
-@pytest.mark.parametrize("first", range(4))
-@pytest.mark.parametrize("second", range(4))
-def test_a_verdict_is_read_under_noise(first: int, second: int) -> None:
-    draws = random.Random(first * 4 + second)  # noqa: S311
+@pytest.mark.parametrize("counts", list(itertools.product(range(3), repeat=3)))
+def test_a_verdict_is_read_under_noise(counts: tuple[int, int, int]) -> None:
+    draws = random.Random(sum(counts))  # noqa: S311
     frame, factors = Frame((Lane(100), Lane(7)), 6), Factors.of(KEY, 2)
-    refusals = [
-        frame.refuse(word, factors, draws.randbytes(frame.size)) for word in [0] * first + [1] * second
-    ]
-    answers = [frame.pack((9, -1), factors)] * (6 - first - second)
+    words = [word for word, count in zip(Word, counts, strict=True) for _ in range(count)]
+    refusals = [frame.refuse(word, factors, draws.randbytes(frame.size)) for word in words]
+    answers = [frame.pack((9, -1), factors)] * (6 - len(words))
     total = sum(refusals + answers) % frame.modulus
-    expected = None if not first + second else 0 if first else 1
-    assert frame.verdict(total, factors) == expected
-    if expected is not None:
+    assert frame.verdict(total, factors) == (words[0] if words else None)
+    if words:
         with pytest.raises(DecodeError):
             frame.unpack(total, factors)
 
 
 def test_a_verdict_that_nobody_gave_is_refused() -> None:
     frame, factors = Frame((Lane(1),), 3), Factors.of(KEY, 1)
-    first, second = factors.words
+    a, b, c = factors.words
     assert min(factors.words) >= 1 << FACTOR_BITS
-    for front in (1, first + 1, first - 1, 4 * first, 2 * first + 2 * second, 4 * second):
+    for front in (1, a + 1, a - 1, 4 * a, 4 * b, 4 * c, 2 * a + 2 * b, 2 * a + b + c):
         with pytest.raises(DecodeError):
             frame.verdict(front, factors)
-    assert frame.verdict(3 * first, factors) == 0
-    assert frame.verdict(3 * second, factors) == 1
+    assert [frame.verdict(3 * word, factors) for word in (a, b, c)] == list(Word)
 
 
 def test_the_server_adds_byte_strings() -> None:

@@ -29,7 +29,7 @@ from hospitals import (
 
 from fedtmle_core import seal
 from fedtmle_core.errors import DecodeError, InputError
-from fedtmle_core.masks import add
+from fedtmle_core.masks import Word, add
 from fedtmle_core.plan import Lane, Member
 from fedtmle_core.seal import Consortium, Copy, Identity, Opening, Place, Seal, Session, digest
 
@@ -245,7 +245,7 @@ def vectors() -> dict[str, object]:
         "copy": msgspec.msgpack.encode(roster.copies()[0]).hex(),
         "answers": [message.hex() for message in messages],
         "sum": add(messages).hex(),
-        "refusal": seals[1].refuse(PLACE, LANES, 0).hex(),
+        "refusal": seals[1].refuse(PLACE, LANES, Word.REFUSED).hex(),
         "noise": [draws(1000) for _ in range(5)],
         "commitment": seals[0].commitment(b"document").hex(),
     }
@@ -374,7 +374,7 @@ def test_a_refusal_is_read_by_hospitals_and_looks_like_an_answer() -> None:
     for number in range(1500):
         place = replace(PLACE, round=number)
         messages = sent(seals, place)
-        word = number % 2
+        word = Word(number % 3)
         refused = seals[2].refuse(place, LANES, word)
         assert refused == seals[2].refuse(place, LANES, word)
         assert len(refused) == len(messages[2])

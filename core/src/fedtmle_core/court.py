@@ -9,7 +9,7 @@ import msgspec
 
 from fedtmle_core.admit import Judged, admit
 from fedtmle_core.cells import shown
-from fedtmle_core.errors import DecodeError
+from fedtmle_core.errors import DecodeError, FedTMLEError
 from fedtmle_core.evaluate import Workspace
 from fedtmle_core.judged import before_fits, judge
 from fedtmle_core.judgement import RAISE, Judge
@@ -48,7 +48,9 @@ class Court:
     def publish(self, exact: bytes) -> bytes:
         """Return what everybody may read of a result, from its exact document."""
         try:
-            document = msgspec.json.decode(exact)
-        except msgspec.DecodeError:
+            published = published_result(msgspec.json.decode(exact), self._plan.floor)
+        except FedTMLEError:
+            raise
+        except Exception:  # a program may bring anything
             raise DecodeError("a result is no document") from None
-        return msgspec.json.encode(published_result(document, self._plan.floor), order="deterministic")
+        return msgspec.json.encode(published, order="deterministic")

@@ -79,6 +79,11 @@ class Workspace:
     sheet: Sheet
     kept: OrderedDict[Term, Array] = field(default_factory=OrderedDict)
 
+    @property
+    def digest(self) -> bytes:
+        """The sheet's digest."""
+        return self.sheet.digest
+
     def answer(self, question: Question, plan: Plan) -> tuple[int, ...]:
         """Return the integers of a question, in the order of its lanes."""
         intervals = question.intervals(plan)

@@ -22,16 +22,19 @@ carries from the lanes below, hence not on the factors. The check passes only if
 passes with probability at most 2^-64, for lanes of any width. (A check modulo a prime p does not do this: it
 never sees a d_j that is a multiple of p, and lanes may be wider than p.) One try ends the run.
 
-**The verdict** is zero, or the sum of secret code words of 65 bits, one for each hospital whose judgement
-refused; who does not know the words invents one, or hides one, with probability of about 2^-64. It is
-lowest, so that it can be read even if a hospital that refused put noise over everything above it.
+**The verdict** is zero, or the sum of secret code words of 65 bits, one for each hospital that does not agree
+to the round (`Word`); who does not know the words hides one with probability 2^-64, and invents one with
+about M^3 times that, of M hospitals. It is lowest, so that it can be read even if such a hospital put noise
+over everything above it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from functools import cached_property
+from itertools import product
 from operator import mul
 from typing import final
 
@@ -44,11 +47,18 @@ from fedtmle_core.plan import Lane
 # One try is one run, which ends and is charged to its author; 2^-64 would last at a try each second for 5e11
 # years. Each further bit would lengthen every message by two bits.
 FACTOR_BITS = 64
-WORDS = 2  # code words: why a hospital's core may refuse inside a sealed message
 OUT_OF_STEP = (
     "the masks of a round do not cancel: hospitals were told different things or asked different questions, "
     "one is out of step, or the sum was changed on its way"
 )
+
+
+class Word(IntEnum):
+    """Why a core puts noise in place of its answer; of several words in one round the first counts."""
+
+    REFUSED = 0  # too few people stand behind what the study asks
+    FAILED = 1  # the answer could not be computed
+    UNCLEAR = 2  # its judgement needs finer products before the question that was asked
 
 
 def width(lane: Lane) -> int:
@@ -113,13 +123,13 @@ class Factors:
     def of(cls, key: bytes, lanes: int, bits: int = FACTOR_BITS) -> Factors:
         """Return the numbers that a key expands to; ``bits`` is less only where a test counts forgeries."""
         size = FACTOR_BITS // 8
-        data = keystream(key, (WORDS + lanes) * size)
+        data = keystream(key, (len(Word) + lanes) * size)
         drawn = [
             int.from_bytes(data[at : at + size], "little") >> (FACTOR_BITS - bits)
             for at in range(0, len(data), size)
         ]
         # A word is not 0, or it would be no refusal.
-        return cls(tuple(drawn[WORDS:]), tuple(word | (1 << FACTOR_BITS) for word in drawn[:WORDS]))
+        return cls(tuple(drawn[len(Word) :]), tuple(word | (1 << FACTOR_BITS) for word in drawn[: len(Word)]))
 
 
 @final
@@ -156,20 +166,20 @@ class Frame:
         check = sum(map(mul, factors.of_lanes, values))
         return self._body.join((*values, check)) << self._front
 
-    def refuse(self, word: int, factors: Factors, noise: bytes) -> int:
+    def refuse(self, word: Word, factors: Factors, noise: bytes) -> int:
         """Return what a hospital sends that refuses: its word, and noise over everything else."""
         return factors.words[word] + (int.from_bytes(noise, "little") << self._front)
 
-    def verdict(self, total: int, factors: Factors) -> int | None:
-        """Return which word hospitals added, the first if several did, and None if nobody refused."""
+    def verdict(self, total: int, factors: Factors) -> Word | None:
+        """Return the word that hospitals added, and None if all of them answered."""
         front = total % (1 << self._front)
         if front == 0:
             return None
-        first, second = factors.words
-        for others in range(self.members + 1):
-            count, rest = divmod(front - others * second, first)
-            if rest == 0 and 0 <= count <= self.members - others:
-                return 0 if count else 1
+        refused, failed, unclear = factors.words
+        for b, c in product(range(self.members + 1), repeat=2):
+            a, rest = divmod(front - b * failed - c * unclear, refused)
+            if rest == 0 and 0 <= a <= self.members - b - c:
+                return Word.REFUSED if a else Word.FAILED if b else Word.UNCLEAR
         raise DecodeError(OUT_OF_STEP)
 
     def unpack(self, total: int, factors: Factors) -> tuple[int, ...]:

@@ -73,7 +73,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from fedtmle_core.errors import DecodeError, InputError
-from fedtmle_core.masks import Factors, Frame, keystream
+from fedtmle_core.masks import Factors, Frame, Word, keystream
 from fedtmle_core.plan import Lane, Member, Plan
 from fedtmle_core.version import __version__
 
@@ -134,8 +134,13 @@ class Identity:
 
     def member(self, name: str) -> Member:
         """Return this hospital's entry in a consortium list."""
-        signing = self._signing.public_key().public_bytes_raw()
-        return Member(name=name, signing=signing, exchange=self._exchange.public_key().public_bytes_raw())
+        exchange = self._exchange.public_key().public_bytes_raw()
+        return Member(name=name, signing=self.signing, exchange=exchange)
+
+    @property
+    def signing(self) -> bytes:
+        """The public half of the key that signs."""
+        return self._signing.public_key().public_bytes_raw()
 
     def sign(self, *statement: object) -> bytes:
         """Return the signature of a labelled statement, 64 bytes."""
@@ -379,7 +384,7 @@ class Seal:
         frame = self.frame(lanes)
         return self._masked(place, frame, frame.pack(values, self._factors(place, frame)))
 
-    def refuse(self, place: Place, lanes: Sequence[Lane], word: int) -> bytes:
+    def refuse(self, place: Place, lanes: Sequence[Lane], word: Word) -> bytes:
         """Return what this hospital sends instead of an answer, so that the totals of the round are noise.
 
         It is as long as an answer, and the server cannot tell the two apart. No other hospital can take the
@@ -390,7 +395,7 @@ class Seal:
         noise = keystream(secret, frame.size)
         return self._masked(place, frame, frame.refuse(word, self._factors(place, frame), noise))
 
-    def read(self, place: Place, lanes: Sequence[Lane], summed: bytes) -> tuple[int, ...] | int:
+    def read(self, place: Place, lanes: Sequence[Lane], summed: bytes) -> tuple[int, ...] | Word:
         """Return the totals of a round, or the word of a hospital that refused.
 
         Raise `DecodeError` if the broadcast is not the sum of what all hospitals answered to this question.
