@@ -21,7 +21,6 @@ from fedtmle.cli import app
 from fedtmle.protocol.bins import visible
 from fedtmle.studies import preflight as room
 from fedtmle.studies.preflight import (
-    Characteristic,
     Preflight,
     SiloTable,
     describe_silo,
@@ -30,6 +29,7 @@ from fedtmle.studies.preflight import (
 )
 from fedtmle.studyfile.file import StudyFile
 from fedtmle.studyfile.schema import schema_of
+from fedtmle.targets.diagnostics import Characteristic
 from fedtmle.text.preflight import render_preflight
 from tests.declare import declare
 from tests.effects.longhand import irls

@@ -28,6 +28,7 @@ SEVERAL = 4  # people to which an entry of a matrix is rounded
 COARSEST = 8  # binary places of a mean at the least: 2 people of 500
 RESOLVED = 0.25  # share of what a column adds to those before it that rounding may be
 COUNTED = 10  # binary places of sums of weights and responses
+WITHIN = 4.0  # declared half ranges are some four standard deviations wide
 MOST_STAGES = 5  # 1,000 people resolve a share of 2^-8 of a column at a time: 2^-40 in all, as exact sums do
 
 
@@ -50,9 +51,11 @@ def centred(regression: Regression) -> Array:
         moves = design.has_intercept and j > 0 and not low <= 0.0 <= high
         middle = 0.5 * (low + high) if moves else 0.0
         reach = max(high - middle, middle - low) or 1.0
-        A[j, j] = 1.0 / reach
+        # The intercept and indicators are as large as they can be; a number is mostly well inside its range.
+        typical = reach if design.of_levels[j] or low == high else reach / WITHIN
+        A[j, j] = 1.0 / typical
         if moves:
-            A[j, 0] = -middle / (reach * math.ldexp(1.0, -design.exponents[0]))
+            A[j, 0] = -middle / (typical * math.ldexp(1.0, -design.exponents[0]))
     return A
 
 
@@ -138,16 +141,18 @@ def curvatures(
     at: Sequence[float],
     C: Array,
     n: int,
+    *,
+    bend: float = 1.0,
 ) -> Flow[list[Array]]:
     """Return the mean curvatures of some losses in the coordinates C x, rounded to several people an entry.
 
-    The columns stay in place where rounding them as finely as the coordinates need still is of two people or
-    more; otherwise the columns C x are computed.
+    ``bend`` is what an average person adds to the diagonal. The columns stay in place where rounding them as
+    finely as the coordinates need still is of two people or more; otherwise the columns C x are computed.
     """
-    places, size = places_of(n), len(C)
+    places, size = places_of(n) - math.ceil(math.log2(bend)), len(C)
     stretch = max(math.fsum(np.abs(row).tolist()) for row in C)
     finer = places + math.ceil(2.0 * math.log2(max(stretch, 1.0)))
-    in_place = n * 2.0**-finer >= 2.0
+    in_place = n * 2.0**-finer >= 2.0 * bend
     asked = [
         Score(
             family=family,

@@ -69,8 +69,8 @@ class Declared:
             return World({})
         number = as_number(target.arms[code])
         if number is None:
-            return World({target.treatment: code})
-        return World({target.treatment: Both(code=code, number=Constant(number))})
+            return self.vocabulary.world({target.treatment: code})
+        return self.vocabulary.world({target.treatment: Both(code=code, number=Constant(number))})
 
     @property
     def time(self) -> str:

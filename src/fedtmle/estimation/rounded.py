@@ -7,7 +7,7 @@ and a first step. Then every round asks for the gradient at one point, and once,
 already, for the curvature, rounded to several people; the rest is learned from gradients (BFGS). The fit ends
 when the estimated distance that is left after a step,
 
-    rho |p| + e |p| / |g|,   rho twice the ratio of the last two steps' lengths, at most 1/2,
+    rho |p| + e |p| / |g|,   rho = max(2 |p| / |p'|, |p'| / |p''|), at most 1/2, p' and p'' the steps before,
                              e a bound of the rounding of g,
 
 is at most the goal. The first part is how far the next step would go, an estimate; the second bounds
@@ -53,8 +53,8 @@ FINER = (
 )  # rounding of the next gradient over the norm of this one: a step squares the distance at best
 FINEST = 46  # binary places of the finest lattice: sums of numbers bounded by 1 have 50
 LONGEST_STEP = 4.0  # in u, the root mean square change of the linear predictor
-WORTH_CURVATURE = 2.0**-6  # ask for the curvature only if a step is longer than this
 CURVATURE_ROUND = 2  # the curvature at the first point is that of a point too far from the fit
+WORTH_CURVATURES = (2.0**-6, 2.0**-3)  # ask for a curvature, and for another, only if a step is longer
 MOST_CURVATURES = 6  # of a multinomial fit, which has one for each pair of classes: four classes
 MAX_ROUNDS = 80
 MINORITY = 2.0**-20  # treat the response as constant if the minority's share of the weight is below this
@@ -214,15 +214,16 @@ class Search:
         base: Place | None = None
         before = 0.0
         least = 0.125 * self.goal * mean  # rounding of a gradient that the goal allows
-        may_ask = self.regression.family is not Family.GAUSSIAN and len(self.loss.pairs) <= MOST_CURVATURES
+        is_bent = self.regression.family is not Family.GAUSSIAN and len(self.loss.pairs) <= MOST_CURVATURES
+        worth = list(WORTH_CURVATURES) if is_bent else []
         for number in range(1, MAX_ROUNDS + 1):
             tolerance = max(least, FINER * expected)
-            asks = may_ask and number >= CURVATURE_ROUND and previous > WORTH_CURVATURE
-            place, matrix = yield from self._evaluate(u, tolerance, asks)
+            asks = number >= CURVATURE_ROUND and bool(worth) and previous > worth[0]
+            place, matrix = yield from self._evaluate(u, tolerance, mean if asks else None)
             if base is not None:
                 metric = self._learned(metric, base, place, mean)
             if matrix is not None:
-                may_ask, metric = False, Metric(factor=_factored(matrix + self._penalty()))
+                worth, metric = worth[1:], Metric(factor=_factored(matrix + self._penalty()))
             is_better = base is None or place.size < base.size
             if base is None or is_better or matrix is not None:
                 base = place
@@ -231,8 +232,8 @@ class Search:
             if is_better:
                 share = length / base.norm if base.norm else 1.0 / mean
                 now = length / previous if previous else 1.0
-                rate, before = max(now, before**1.5), now  # of this step to the last; not luckier than before
-                left = min(0.5, 2.0 * rate if number > 1 else 0.5) * length + base.rounding * share
+                rate, before = max(2.0 * now, before), now  # not luckier than the step before
+                left = min(0.5, rate if number > 1 else 0.5) * length + base.rounding * share
                 if left <= self.goal:
                     return self._fit(base.u + step, left)
                 previous, least = length, min(least, 0.125 * self.goal / share)
@@ -301,8 +302,11 @@ class Search:
         parts = u.reshape(self.regression.blocks, len(self.C))
         return on_grid(np.concatenate([multiply(self.C.T, part) for part in parts]))
 
-    def _evaluate(self, u: Array, tolerance: float, asks: bool) -> Flow[tuple[Place, Array | None]]:
-        """Return the gradient at u with rounding of at most a tolerance, and the curvature if it is asked."""
+    def _evaluate(self, u: Array, tolerance: float, bend: float | None) -> Flow[tuple[Place, Array | None]]:
+        """Return the gradient at u with rounding of at most a tolerance.
+
+        The curvature is asked too if its mean is given, as far as it is known.
+        """
         eps, dim, rows = self._eps(u), self.regression.dim, _rows(self.C)
         places = min(math.ceil(math.log2(0.5 * math.sqrt(dim) / tolerance)), FINEST)
         blocks = self.loss.gradient_blocks(eps, Lattice(places=places, C=rows))
@@ -311,16 +315,16 @@ class Search:
         shared = self.loss.shared_blocks(Lattice(places=FINEST, C=rows)) if is_first else ()
         key = None if self.regression.whole is None else self.regression.whole.label
         matrix = None
-        if asks and (key is None or self.leads):
+        if bend is not None and (key is None or self.leads):
             totals, parts = yield from both(
-                ask(*shared, *blocks), curvatures(*self.loss.bent(eps), self.C, self.n)
+                ask(*shared, *blocks), curvatures(*self.loss.bent(eps), self.C, self.n, bend=bend)
             )
             matrix = self.loss.assembled(parts)
             if key is not None:
                 self.borrowed[key] = matrix / self.first.weight
         else:
             totals = yield from ask(*shared, *blocks)
-            if asks and key in self.borrowed:  # the one that leads has had its totals already
+            if bend is not None and key in self.borrowed:  # the one that leads has had its totals already
                 matrix = self.borrowed[key] * self.first.weight
         self.loss.read_shared(totals[: len(shared)])
         penalty = multiply(self._per_class(), multiply(self.regression.penalty, eps))

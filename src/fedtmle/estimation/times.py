@@ -114,7 +114,7 @@ def prepare(declared: Declared) -> Flow[PreparedTime]:
         tally=tally,
         fitted={role: declared.supplied(role) for role in study.models if declared.supplied(role)}
         | {
-            role: tuple(reported(each, study.levels, study.outer_folds) for each in listed)
+            role: tuple(reported(each, study.levels, study.outer_folds, tally.n) for each in listed)
             for role, listed in fits.items()
         },
         groups=timed.regimes,

@@ -7,7 +7,7 @@ column is its term times a known factor, so that reported coefficients are those
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import final
 
@@ -91,7 +91,12 @@ class Vocabulary:
 
     def number(self, name: str) -> Term:
         """Return a name's number in its own unit."""
-        return self._column((DesignPart(Name(name), 0, name),))[0] * self._scale(name)
+        term, factor = self._column((DesignPart(Name(name), 0, name),))
+        return term * factor
+
+    def world(self, given: Mapping[str, Given]) -> World:
+        """Return the world in which some variables are set, also in columns that the loader computes."""
+        return World(given, {name: self.number(name) for name in self.ranges if name not in given})
 
     def design(self, formula: Formula | str) -> Design:
         """Return the columns of a formula; `InputError` names what is not declared or has no range."""

@@ -7,8 +7,9 @@ makes terms simpler: a level that is set is 0 or 1, and a product with 0 vanishe
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import NamedTuple, TypeAlias, final
 
@@ -17,12 +18,14 @@ import numpy as np
 from fedtmle.errors import FedTMLEError, InputError
 from fedtmle.initial.syntax import (
     Arithmetic,
+    BSpline,
     Chain,
     Computed,
     Name,
     Negative,
     Number,
     Power,
+    TermVariable,
     names_in,
     parse_formula,
 )
@@ -42,15 +45,21 @@ class Both(NamedTuple):
 Given: TypeAlias = "int | Term | tuple[Term, ...] | Both"
 
 LARGEST = 2.0**40  # beyond every range: a clip without an end
+LOADED = re.compile(r"((?:I|bs)\(.*\))(?:\[(\d+)\])?")  # a column of the loader: a variable, and its piece
 _ONE_PERSON = Sheet(n=1, numbers={}, levels={})  # a term of constants reads no record
 
 
 @final
 @dataclass(frozen=True)
 class World:
-    """What some variables are for everyone; terms that are ``given`` read the record as it is."""
+    """What some variables are for everyone; terms that are ``given`` read the record as it is.
+
+    ``others`` are the numbers of variables that are not set, for columns of the loader that combine them with
+    one that is (`Vocabulary.world`).
+    """
 
     given: Mapping[str, Given]
+    others: Mapping[str, Term] = field(default_factory=dict)
 
     @classmethod
     def period(cls, k: int, name: str = "period") -> World:
@@ -59,7 +68,7 @@ class World:
 
     def and_also(self, other: World) -> World:
         """Return the world where the variables of another are set too; the other's come first."""
-        return World({**self.given, **other.given})
+        return World({**self.given, **other.given}, {**self.others, **other.others})
 
     def of(self, term: Term) -> Term:
         """Return the term as it is in this world."""
@@ -118,16 +127,23 @@ class World:
 
     def _computed(self, leaf: leaves.Number) -> Term:
         """Return a column of the loader, written out in terms if one of its variables is set."""
-        expression = arithmetic_in(leaf.name)
-        if expression is None or not self.given.keys() & set(names_in(expression)):
-            return leaf
+        variable, index = loaded(leaf.name)
+        match variable:
+            case Computed(expression) if self.given.keys() & set(names_in(expression)):
+                return _times(
+                    written_out(expression, lambda name: self._other(name, leaf)), 2.0**-leaf.exponent
+                )
+            case BSpline(name, knots, low, high, degree) if name in self.given:
+                piece = leaves.BSpline(name, knots, low, high, degree, index)
+                return _times(_piece_of(piece, self._number(name, self.given[name])), 2.0**-leaf.exponent)
+        return leaf
 
-        def number(name: str) -> Term:
-            if name not in self.given:
-                raise InputError(f"{leaf.name}: '{name}' cannot be combined with a variable that is set")
+    def _other(self, name: str, leaf: leaves.Number) -> Term:
+        if name in self.given:
             return self._number(name, self.given[name])
-
-        return written_out(expression, number) * 2.0**-leaf.exponent
+        if name not in self.others:
+            raise InputError(f"{leaf.name}: '{name}' is combined with a variable that is set")
+        return self.others[name]
 
 
 AS_IT_IS = World({})  # everyone as the record says
@@ -144,15 +160,20 @@ def _count(given: Given, code: int) -> int:
 
 
 @lru_cache(maxsize=256)
-def arithmetic_in(name: str) -> Arithmetic | None:
-    """Return the arithmetic that a column of the loader computes, None if the name is a variable's."""
-    if not name.startswith("I("):
-        return None
+def loaded(name: str) -> tuple[TermVariable | None, int]:
+    """Return which formula's variable a column of the loader is, and its piece; None for a plain variable."""
+    found = LOADED.fullmatch(name)
+    if found is None:
+        return None, 0
     try:
-        ((variable,),) = parse_formula(name).terms
+        ((variable,),) = parse_formula(found[1]).terms
     except (FedTMLEError, ValueError):
-        return None
-    return variable.expression if isinstance(variable, Computed) else None
+        return None, 0
+    return variable, int(found[2] or 0)
+
+
+def _times(term: Term, factor: float) -> Term:
+    return simplified(Sum((term,), (factor,)), [term])
 
 
 def written_out(expression: Arithmetic, number: Callable[[str], Term]) -> Term:
@@ -244,9 +265,9 @@ def _piece_of(leaf: Term, number: Term) -> Term:
     """Return a leaf's function of a number that is a term, in the unit of the dictionary."""
     match leaf:
         case leaves.Number(exponent=exponent):
-            return number * 2.0**-exponent
+            return _times(number, 2.0**-exponent)
         case leaves.Power(exponent=exponent, power=power):
-            return simplified(Product(()), [number * 2.0**-exponent] * power)
+            return simplified(Product(()), [_times(number, 2.0**-exponent)] * power)
         case leaves.Log():
             return simplified(Apply("log", number), [number])
         case leaves.Root():

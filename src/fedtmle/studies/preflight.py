@@ -30,6 +30,7 @@ from fedtmle.runtime.session import run_embedded
 from fedtmle.runtime.silo import Silo
 from fedtmle.studies.home import policy_of, session_policy
 from fedtmle.studyfile.schema import first_period, in_memory, schema_of
+from fedtmle.targets.diagnostics import Characteristic, Count, largest_difference
 from fedtmle.targets.regimes.estimands import AbstractRegimeEffect
 from fedtmle.targets.time.estimands import AbstractTimeEffect
 from fedtmle_core.types import Array
@@ -269,34 +270,6 @@ def _too_few(moments: Moments, arm: int, floor: int) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Characteristic:
-    """One row of Table 1: the mean and standard deviation, or the share (``sd`` is None), in each arm.
-
-    It is computed from the ``silos`` that disclose it in all arms, so that the arms are comparable; the
-    tuples are empty if there are none. ``difference`` is the largest standardised difference to the
-    reference arm. With ``constant``, each silo has a single value, which is not disclosed.
-    """
-
-    name: str
-    level: str | None
-    mean: tuple[float, ...]
-    sd: tuple[float, ...] | None
-    difference: float | None
-    silos: int
-    constant: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class Count:
-    """A count over the ``silos`` that disclose it, which have ``of`` records; None if no silo does."""
-
-    name: str
-    count: int | None
-    of: int
-    silos: int
-
-
-@dataclass(frozen=True, kw_only=True)
 class FittedOverlap:
     """Histograms of the propensity score by arm (`histogram_document`), or the ``problem`` of its fit.
 
@@ -495,7 +468,7 @@ def _mean(name: str, tables: Sequence[SiloTable]) -> Characteristic:
         level="1" if zero_one else None,
         mean=tuple(means),
         sd=None if zero_one else tuple(deviations),
-        difference=_difference(means, variances),
+        difference=largest_difference(means, variances),
         silos=len(shown),
         constant=all(name in table.constant for table in tables),
     )
@@ -514,20 +487,9 @@ def _share(name: str, level: str, tables: Sequence[SiloTable]) -> Characteristic
         level=level,
         mean=tuple(shares),
         sd=None,
-        difference=_difference(shares, [share * (1 - share) for share in shares]),
+        difference=largest_difference(shares, [share * (1 - share) for share in shares]),
         silos=len(shown),
     )
-
-
-def _difference(means: Sequence[float], variances: Sequence[float]) -> float | None:
-    """Return the largest standardised difference to arm 0, (m_a - m_0) / sqrt((v_a + v_0) / 2)."""
-    differences = []
-    for mean, variance in zip(means[1:], variances[1:], strict=True):
-        scale = math.sqrt((variance + variances[0]) / 2)
-        gap = mean - means[0]
-        if gap == 0 or scale > 0:
-            differences.append(gap / scale if gap else 0.0)
-    return max(differences, key=abs, default=None)
 
 
 def fitted_overlap(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, final
@@ -198,3 +199,56 @@ def named_histograms(
         Histogram(of=arms[a], arm=arms[b], bins=tuple(pooled), period=period)
         for (a, b), pooled in zip(pairs, bins, strict=True)
     )
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Characteristic:
+    """One row of Table 1: the mean and standard deviation, or the share (``sd`` is None), in each arm.
+
+    It is computed from the ``silos`` that disclose it in all arms, so that the arms are comparable; the
+    tuples are empty if there are none. ``difference`` is the largest standardised difference to the
+    reference arm. With ``constant``, each silo has a single value, which is not disclosed.
+    """
+
+    name: str
+    level: str | None
+    mean: tuple[float, ...]
+    sd: tuple[float, ...] | None
+    difference: float | None
+    silos: int
+    constant: bool = False
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Count:
+    """A count over the ``silos`` that disclose it, which have ``of`` records; None if no silo does."""
+
+    name: str
+    count: int | None
+    of: int
+    silos: int
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class BaselineTable:
+    """Table 1: people by arm, who is lost at each step, missing values, and the characteristics by arm."""
+
+    n: int
+    arms: tuple[Count, ...]
+    lost: tuple[Count, ...]
+    missing: tuple[Count, ...]
+    lines: tuple[Characteristic, ...]
+
+
+def largest_difference(means: Sequence[float], variances: Sequence[float]) -> float | None:
+    """Return the largest standardised difference to arm 0, (m_a - m_0) / sqrt((v_a + v_0) / 2)."""
+    differences = []
+    for mean, variance in zip(means[1:], variances[1:], strict=True):
+        scale = math.sqrt((variance + variances[0]) / 2)
+        gap = mean - means[0]
+        if gap == 0 or scale > 0:
+            differences.append(gap / scale if gap else 0.0)
+    return max(differences, key=abs, default=None)

@@ -9,8 +9,9 @@ from itertools import groupby
 from statistics import NormalDist
 
 from fedtmle.layout import aligned, histogram_table, share, wrapped
-from fedtmle.studies.preflight import Characteristic, Count, Preflight
+from fedtmle.studies.preflight import Preflight
 from fedtmle.studies.privacy_cost import SMALLEST_N, PrivacyCost, PrivacyPlan
+from fedtmle.targets.diagnostics import Characteristic, Count
 
 HIDDEN = "hidden"  # no silo may show it
 NOTABLE = 0.25  # a larger standardised difference relies on the models (Imbens and Rubin, 2015)

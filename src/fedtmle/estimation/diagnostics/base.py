@@ -2,7 +2,7 @@
 
 A diagnostic knows terms, and not the kind of study that they are from: an effect at one point in time is one
 treatment, one outcome and one weight a mean; times to an event and treatment over time have one for each
-period. Nothing is hidden here: small cells are when the result is published (`fedtmle_core.rules`).
+period. Nothing is hidden here: cores join bins of few people, and `fedtmle_core.publish` says what goes out.
 """
 
 from __future__ import annotations
