@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, reduce
 from operator import add
-from typing import TypeVar, final
+from typing import TypeAlias, TypeVar, final
 
 import numpy as np
 
@@ -231,28 +231,34 @@ class Workspace:
 
 def on_lattice(total: Sums, lattice: Lattice, n: int) -> tuple[int, ...]:
     """Return N_m round(C g_m 2^places), half to even, in exact integers; zeros for a hospital with nobody."""
-    width = len(total.units)
-    rows = lattice.C or tuple(tuple(float(j == k) for k in range(width)) for j in range(width))
     if n == 0:
-        return (0,) * len(rows)
-    return tuple(n * _rounded(row, total, lattice.places, n) for row in rows)
+        return (0,) * (len(total.units) if lattice.C is None else len(lattice.C))
+    return tuple(n * _rounded(row, total, lattice.places, n) for row in _ratios(lattice, len(total.units)))
 
 
-def _rounded(row: Sequence[float], total: Sums, places: int, n: int) -> int:
-    """Return round(sum_k c_k S_k 2^places / n), half to even."""
-    # A double is an integer times a power of two: c = m 2^-s. All summands are brought to one power.
-    ratios = [factor.as_integer_ratio() for factor in row]
-    depths = [
-        (bottom.bit_length() - 1) + shift - places
-        for (_, bottom), shift in zip(ratios, total.shifts, strict=True)
-    ]
-    deepest = max(depths, default=0)
-    above = sum(
-        (top * unit) << (deepest - depth)
-        for (top, _), unit, depth in zip(ratios, total.units, depths, strict=True)
+Ratio: TypeAlias = tuple[int, int, int]  # c of the sum at a place is top / 2^depth: place, top, depth
+
+
+@lru_cache(maxsize=16)  # hospitals of one process share a question
+def _ratios(lattice: Lattice, width: int) -> tuple[tuple[Ratio, ...], ...]:
+    """Return the factors of the sums in each row of C, exactly, without those that are 0."""
+    if lattice.C is None:
+        return tuple(((j, 1, 0),) for j in range(width))
+    ratios = [[factor.as_integer_ratio() for factor in row] for row in lattice.C]
+    return tuple(
+        tuple((j, top, bottom.bit_length() - 1) for j, (top, bottom) in enumerate(row) if top)
+        for row in ratios
     )
-    below = n << max(deepest, 0)
-    above <<= max(-deepest, 0)
+
+
+def _rounded(row: Sequence[Ratio], total: Sums, places: int, n: int) -> int:
+    """Return round(sum_k c_k S_k 2^places / n), half to even: summands are brought to one power of two."""
+    depths = [depth + total.shifts[j] - places for j, _, depth in row]
+    deepest = max([0, *depths])
+    above = sum(
+        [(top * total.units[j]) << (deepest - depth) for (j, top, _), depth in zip(row, depths, strict=True)]
+    )
+    below = n << deepest
     whole, rest = divmod(above, below)
     return whole + (2 * rest > below or (2 * rest == below and whole % 2 == 1))
 
