@@ -12,7 +12,7 @@ from fedtmle_core.admit import Judged, NotAdmittedError, admit, columns_of
 from fedtmle_core.blocks import Block, Cells, Layer, Moments, Score
 from fedtmle_core.leaves import Between, Fold, Known, Level, Number, Power
 from fedtmle_core.plan import Model, Question
-from fedtmle_core.terms import ONE, Apply, Kept, Pick, Softmax, Term, product, total
+from fedtmle_core.terms import ONE, Apply, ByCluster, Kept, Pick, Softmax, Term, product, total
 from fedtmle_core.types import Family, Part
 
 X, M, A, S = Number("x", 3), Number("m", 4), Level("a", 1), Number("age", 7)
@@ -145,6 +145,22 @@ def test_squares_are_of_named_columns_alone() -> None:
     assert asks(Moments.gram((product(A, X), ONE)), judged=named)
     assert not asks(Moments.gram((product(A, X), M)), judged=named)
     assert not asks(Moments.gram((product(A, X), ONE)))
+
+
+def test_a_column_of_clusters_is_named_by_itself() -> None:
+    Q = Apply("expit", total(VOCABULARY, (0.3, -0.1, 0.2, 0.1)))
+    seen = product(A, SEEN)
+
+    def of_clusters(term: Term) -> tuple[Block, ...]:
+        column = ByCluster("ward", term)
+        return (Moments.gram((column,)), Moments.of((column,)))
+
+    people = JUDGED.with_named([seen, product(seen, Y)])
+    assert not asks(*of_clusters(product(seen, Y - Q)), judged=people)
+    named = JUDGED.with_named([ByCluster("ward", seen), ByCluster("ward", product(seen, Y))])
+    assert asks(*of_clusters(product(seen, Y - Q)), judged=named)
+    assert not asks(*of_clusters(product(seen, X)), judged=named)
+    assert not asks(Moments.gram((product(A, X),)), judged=named)
 
 
 def test_bins_of_anything_are_of_judged_groups() -> None:

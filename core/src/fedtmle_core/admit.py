@@ -29,7 +29,19 @@ from fedtmle_core.errors import FedTMLEError, InputError
 from fedtmle_core.factors import Factors, factors
 from fedtmle_core.leaves import Level
 from fedtmle_core.plan import Plan, Question
-from fedtmle_core.terms import ONE, Apply, Constant, Kept, Pick, Product, Softmax, Sum, Term, product
+from fedtmle_core.terms import (
+    ONE,
+    Apply,
+    ByCluster,
+    Constant,
+    Kept,
+    Pick,
+    Product,
+    Softmax,
+    Sum,
+    Term,
+    product,
+)
 
 Forms: TypeAlias = frozenset[Factors]  # columns, each by its factors; () is a column of ones
 
@@ -125,6 +137,8 @@ def _forms(term: Term, parts: Sequence[Forms]) -> Forms:
         case Pick(name=name):
             levels = [frozenset({(Level(name, code),)}) for code in range(len(parts))]
             found = frozenset().union(*map(_products, levels, parts))
+        case ByCluster(name=name):  # a column of clusters: each of its people's, added up
+            found = _products(frozenset({(ByCluster(name, ONE),)}), parts[0])
         case _:
             found = frozenset({(term,)})
     if len(found) > MOST_FORMS:

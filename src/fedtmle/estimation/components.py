@@ -23,9 +23,9 @@ from fedtmle.targets.effects.components import (
 )
 from fedtmle_core.dictionary import Dictionary
 from fedtmle_core.leaves import Number
-from fedtmle_core.terms import ONE, ZERO, Apply, Constant, Kept, Term, product, total
+from fedtmle_core.terms import ONE, ZERO, Apply, Constant, Kept, Softmax, Term, product
 
-TINY = 1e-300  # below it a sum of products of probabilities is 0, so that its inverse is never used
+TINY = 1e-300  # a probability below it is 0: the least double whose inverse is one has this size
 
 
 def rule(regime: AbstractRegime, arms: Sequence[str], dictionary: Dictionary) -> tuple[Term, ...]:
@@ -81,9 +81,8 @@ def ratio(
 
 
 def tilts(g: Sequence[Term]) -> tuple[Term, ...]:
-    """Return h / g_a = prod_{b != a} g_b / sum_c prod_{b != c} g_b for each arm; 0 if all are 0."""
+    """Return h / g_a = (1/g_a) / sum_b 1/g_b for each arm, as the softmax of -log g: none is above 1."""
     if len(g) == 2:  # the sum of both is 1
         return g[1], g[0]
-    others = [product(*(each for b, each in enumerate(g) if b != a)) for a in range(len(g))]
-    inverse = Apply("inverse", total(others), low=TINY)
-    return tuple(Kept(Apply("clip", product(each, inverse), low=0.0, high=1.0)) for each in others)
+    minus_logs = tuple(-Apply("log", Apply("clip", each, low=TINY, high=1.0)) for each in g)
+    return tuple(Kept(Softmax(minus_logs, a)) for a in range(len(g)))

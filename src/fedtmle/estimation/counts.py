@@ -74,9 +74,3 @@ def _require(study: Study, people: People, counted: Counted) -> None:
                 f"treatment: no silo has an observed outcome in arm '{arm}'; check the treatment's column, "
                 "its arms and who has an outcome",
             )
-    missing = counted.n - sum(counted.observed)
-    if missing and study.missingness_model is None:
-        raise InputError(
-            f"missingness_model: {missing} outcome(s) are missing; give a model of who was observed, or "
-            "leave those rows out"
-        )

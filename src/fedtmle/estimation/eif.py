@@ -101,7 +101,7 @@ class Closing:
         first: Term = ONE  # of the people of a cluster, one
         if cluster is not None:
             columns = [ByCluster(cluster, column) for column in columns]
-            first = Apply("step", ByCluster(cluster, ONE), low=1.0)
+            first = first_of(cluster)
         asked: dict[Term, int] = {}
         products: dict[tuple[int, ...], int] = {}
 
@@ -136,6 +136,11 @@ def estimate(
         covariance = covariance * ((units - 1) / units)
     psi = low * L.sum(axis=1) + multiply(L, means[:, None])[:, 0]
     return Estimate(psi=psi, covariance=congruence(L, covariance))
+
+
+def first_of(cluster: str) -> Term:
+    """Return 1 for one person of each cluster, else 0."""
+    return Apply("step", ByCluster(cluster, ONE), low=1.0)
 
 
 def exact(values: Sequence[float] | Array) -> Sums:

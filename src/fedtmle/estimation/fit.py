@@ -32,11 +32,16 @@ def folds_of(count: int, seed: int, cluster: str = "") -> tuple[Term, ...]:
     return tuple(Fold(count, seed, cluster, fold) for fold in range(count))
 
 
+def left_out(regression: Regression, folds: Sequence[Term]) -> list[Regression]:
+    """Return a regression without each of the folds."""
+    return [regression.without(fold, f"fold {k + 1}") for k, fold in enumerate(folds)]
+
+
 def cross_fit(
     regressions: Sequence[Regression], folds: Sequence[Term], *, n: int, accuracy: float | None = None
 ) -> Flow[list[CrossFit]]:
     """Return the fits of some regressions without each of the folds."""
-    parts = [each.without(fold, f"fold {k + 1}") for each in regressions for k, fold in enumerate(folds)]
+    parts = [part for each in regressions for part in left_out(each, folds)]
     fits = yield from fit(parts, n=n, accuracy=accuracy)
     size = len(folds)
     return [

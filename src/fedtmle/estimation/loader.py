@@ -14,7 +14,7 @@ from typing import final
 
 import numpy as np
 
-from fedtmle.errors import InputError
+from fedtmle.errors import DataError, InputError
 from fedtmle.estimation.rows import LINEAR_REACH
 from fedtmle.estimation.vocabulary import LoaderColumn, Vocabulary
 from fedtmle.estimation.worlds import Both, World
@@ -104,8 +104,20 @@ class Declared:
                     levels[name] = table.factors[name].recode(variable.levels).astype(np.int16)
                 case Identifier(name=name):
                     clusters[name] = np.asarray(table.factors[name].codes)
+        self._require_outcomes(numbers)
         numbers |= {**self._computed(table), **self._predicted(table), **self._followed(table)}
         return Sheet.read(self.dictionary, numbers, levels, clusters)
+
+    def _require_outcomes(self, numbers: Mapping[str, Array]) -> None:
+        """Refuse a missing outcome where no model says who was observed."""
+        study, name = self.study, self.study.target.outcome
+        if study.missingness_model is None and study.censoring_model is None and name in numbers:
+            missing = int(np.count_nonzero(np.isnan(numbers[name])))
+            if missing:
+                raise DataError(
+                    f"column '{name}' has missing values in {missing} row(s); give a missingness_model, or "
+                    "leave those rows out"
+                )
 
     @cached_property
     def _variables(self) -> tuple[Variable, ...]:

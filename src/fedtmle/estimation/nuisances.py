@@ -16,6 +16,7 @@ from fedtmle.estimation.regression import CrossFit, Fit, Record, Regression
 from fedtmle.initial.crossfit import CrossFitted, Fitted, Folds
 from fedtmle.initial.design import Levels
 from fedtmle.initial.glm import FAMILIES, GLM, FittedGLM, FittedMultinomial, Supplied
+from fedtmle.programs.study import Study
 from fedtmle_core.terms import ONE, Term, product
 from fedtmle_core.types import Family
 
@@ -86,15 +87,20 @@ def regressions(declared: Declared, people: People) -> dict[str, Regression]:
     return found
 
 
+def study_folds(study: Study) -> tuple[Term, ...]:
+    """Return the folds of cross-fitting, each 1 for its people; none if the study has none."""
+    return () if study.folds is None else folds_of(study.folds, study.seed, study.cluster or "")
+
+
 def fit_nuisances(declared: Declared, people: People, n: int) -> Flow[Nuisances]:
     """Fit the models of all roles in shared rounds; return their predictions."""
     study, asked = declared.study, regressions(declared, people)
     accuracy = study.fit_accuracy if study.rounds_sums else None
     fits: Sequence[AnyFit]
-    if study.folds is None:
+    folds = study_folds(study)
+    if not folds:
         fits = yield from fit(list(asked.values()), n=n, accuracy=accuracy)
     else:
-        folds = folds_of(study.folds, study.seed, study.cluster or "")
         fits = yield from cross_fit(list(asked.values()), folds, n=n, accuracy=accuracy)
     by_role: dict[str, AnyFit] = dict(zip(asked, fits, strict=True))
     shown = {role: (reported(each, study.levels, study.outer_folds, n),) for role, each in by_role.items()}
@@ -111,7 +117,7 @@ def treatment_scores(declared: Declared, people: People, fitted: AnyFit | None) 
     """Return the predictions of g, as `weights.arm_probabilities` takes them."""
     if people.treatment is None:
         return (ONE,)
-    return _supplied(declared, "treatment") if fitted is None else fitted.means()
+    return supplied_terms(declared, "treatment") if fitted is None else fitted.means()
 
 
 def _observed(declared: Declared, people: People, fitted: AnyFit | None) -> tuple[Term, ...]:
@@ -121,17 +127,17 @@ def _observed(declared: Declared, people: People, fitted: AnyFit | None) -> tupl
         return tuple(fitted.mean(declared.arm(a)) for a in arms)
     if people.observed == ONE:
         return (ONE,) * len(arms)
-    given = _supplied(declared, "missingness")
+    given = supplied_terms(declared, "missingness")
     return given if len(given) > 1 else given * len(arms)
 
 
 def _outcome(declared: Declared, people: People, fitted: AnyFit | None) -> tuple[Term, ...]:
     if fitted is None:
-        return _supplied(declared, "outcome")
+        return supplied_terms(declared, "outcome")
     return tuple(fitted.mean(declared.arm(a)) for a in range(len(people.arms)))
 
 
-def _supplied(declared: Declared, role: str) -> tuple[Term, ...]:
+def supplied_terms(declared: Declared, role: str) -> tuple[Term, ...]:
     """Return the predictions that hospitals have as columns."""
     model = declared.study.models[role]
     if not isinstance(model, Supplied):

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from fedtmle.estimation.fit import left_out
 from fedtmle.estimation.loader import Declared
-from fedtmle.estimation.nuisances import regressions
+from fedtmle.estimation.nuisances import regressions, study_folds, supplied_terms
 from fedtmle.estimation.people import People
+from fedtmle.estimation.regression import Regression
+from fedtmle.initial.glm import Supplied
 from fedtmle_core.factors import INDICATORS
 from fedtmle_core.plan import Member, Model, Plan
 from fedtmle_core.terms import ONE, Term, product
@@ -45,10 +48,15 @@ def plan_of(
 
 def _models(declared: Declared, people: People) -> Iterator[Model]:
     """Yield what is judged: who is counted, and each regression's columns with its weight and response."""
-    seen = [product(people.relative, arm, people.observed) for arm in people.taken]
-    arms = [product(people.relative, arm) for arm in people.taken]
-    yield Model(columns=(ONE, *people.strata), responses=tuple(dict.fromkeys([*arms, *seen])))
-    for regression in regressions(declared, people).values():
+    arms = (ONE, *people.taken)
+    everyone = (*arms, *(product(arm, people.observed) for arm in arms))
+    counted = [product(weight, each) for weight in (ONE, people.relative) for each in everyone]
+    folds = study_folds(declared.study)
+    yield Model(columns=(ONE, *people.strata, *folds), responses=tuple(dict.fromkeys(counted)))
+    for role, model in declared.study.models.items():
+        if isinstance(model, Supplied):
+            yield Model(columns=supplied_terms(declared, role), responses=(people.relative,))
+    for regression in _fitted(declared, people):
         responses: dict[Term, None] = {}
         groups: dict[Term, None] = {}
         for record in regression.records:
@@ -56,3 +64,10 @@ def _models(declared: Declared, people: People) -> Iterator[Model]:
             responses |= dict.fromkeys([w, *(product(w, y) for y in record.ys)])
             groups |= dict.fromkeys(product(w, 1.0 - y) for y in record.ys if isinstance(y, INDICATORS))
         yield Model(columns=regression.design.columns, responses=tuple(responses), groups=tuple(groups))
+
+
+def _fitted(declared: Declared, people: People) -> Iterator[Regression]:
+    """Yield each regression, or with folds each of its parts."""
+    folds = study_folds(declared.study)
+    for regression in regressions(declared, people).values():
+        yield from (left_out(regression, folds) if folds else (regression,))

@@ -28,7 +28,7 @@ from fedtmle.model.linear import multiply
 from fedtmle.model.problem import Calibration, ConvergenceBounds
 from fedtmle_core import kernels
 from fedtmle_core.blocks import Intervals, Layer, size
-from fedtmle_core.terms import ZERO, Apply, Kept, Term, product, total
+from fedtmle_core.terms import ONE, ZERO, Apply, Kept, Term, product, total
 from fedtmle_core.types import Array, Family
 
 Q_MARGIN = 1e-6  # predictions are truncated this far inside the outcome's bounds, on the unit scale
@@ -140,7 +140,7 @@ class FluctuatedArms(AbstractFluctuated):
             return self.effect.q
         moved = []
         for a, link in enumerate(self.links):
-            H = {r: self.effect.H_arm[r][a] for r in shifts}
+            H = {r: self._per_arm(r, a) for r in shifts}
             if all(each == ZERO for each in H.values()):
                 moved.append(self.effect.q[a])
                 continue
@@ -166,9 +166,13 @@ class FluctuatedArms(AbstractFluctuated):
             return link
         return total([link, *(self._covariate(H[r]) for r in shifts)], [1.0, *shifts.values()])
 
+    def _per_arm(self, r: int, a: int) -> Term:
+        """Return H_r(a, W); of a weight only its sign matters, and that is 1 for who has the arm."""
+        return ONE if self.as_weight and self.effect.d[r][a] == ONE else self.effect.H_arm[r][a]
+
     def _covariate(self, H: Term) -> Term:
         """Return the covariate of a component: H or, if H is the weight, its sign."""
-        return Apply("sign", H) if self.as_weight and H != ZERO else H
+        return Apply("sign", H) if self.as_weight and H not in (ZERO, ONE) else H
 
     def admits(self, eps: Array) -> bool:
         return bool((np.abs(eps) * self.width <= LINK_REACH).all())

@@ -19,6 +19,7 @@ from fedtmle.estimation.components import indicator
 from fedtmle.estimation.counts import Counted, count_people
 from fedtmle.estimation.diagnostics.base import Pool
 from fedtmle.estimation.effect import EffectTerms
+from fedtmle.estimation.eif import first_of
 from fedtmle.estimation.flow import Flow, ask, name
 from fedtmle.estimation.fluctuated import Law
 from fedtmle.estimation.loader import Declared
@@ -34,7 +35,7 @@ from fedtmle.protocol.outcome import Targeted
 from fedtmle.targets.diagnostics import Diagnostics, Overlap
 from fedtmle.targets.effects.components import component_blocks
 from fedtmle_core.blocks import Moments
-from fedtmle_core.terms import Kept, Term, product
+from fedtmle_core.terms import ONE, ZERO, ByCluster, Kept, Term, product
 
 
 @final
@@ -69,14 +70,16 @@ def prepare(declared: Declared, hospitals: int) -> Flow[PreparedEffect]:
     study = declared.study
     refuse_hospitals_own(study)
     people = People.of(study, declared.dictionary)
+    if study.missingness_model is None:  # the loader refuses a missing outcome
+        people = people.completely_observed()
     counted = yield from count_people(study, people)
     people = people.relative_to(counted.weight_mean)
     if counted.is_complete:
         people = people.completely_observed()
     nuisances = yield from fit_nuisances(declared, people, counted.n)
     effect = yield from effect_terms(declared, people, counted, nuisances)
-    yield from name(*closing_columns(effect))
     q = fluctuation(declared, effect)
+    yield from name(*closing_columns(effect, q))
     problem = TermProblem(q=q, dictionary=declared.dictionary)
     pool = Pool(n=counted.n, silos=hospitals)
     start = yield from find_overlap(problem, effect, pool)
@@ -135,15 +138,19 @@ def effect_terms(
     )
 
 
-def closing_columns(effect: EffectTerms) -> tuple[Term, ...]:
-    """Return the columns of all sums from here on: H, H y, and v and v m at the start.
+def closing_columns(effect: EffectTerms, q: FluctuatedArms) -> tuple[Term, ...]:
+    """Return the columns of all sums from here on: w H, w H y and w v, of people and of clusters.
 
     The EIF's parts at any law are sums of these, with predictions as their coefficients.
     """
-    weight = effect.weights
+    weight, cluster = effect.weights, effect.cluster
     H = [product(weight, each) for each in effect.H]
     v = [product(weight, each) for each in effect.v]
-    return (*H, *(product(each, effect.y) for each in H), *v)
+    moved = [product(layer.w or ONE, each) for layer in q.layers(Law()) for each in layer.X if each != ZERO]
+    columns = tuple(dict.fromkeys([*H, *moved, *(product(each, effect.y) for each in (*H, *moved)), *v]))
+    if cluster is None:
+        return columns
+    return (*columns, *(ByCluster(cluster, column) for column in columns), first_of(cluster))
 
 
 def fluctuation(declared: Declared, effect: EffectTerms) -> FluctuatedArms:

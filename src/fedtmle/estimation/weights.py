@@ -15,9 +15,9 @@ from typing import Literal, final
 from fedtmle.estimation.components import TINY, indicator, ratio, rule
 from fedtmle.estimation.people import People
 from fedtmle.targets.effects.components import Component
-from fedtmle_core import kernels
+from fedtmle_core import graph, kernels
 from fedtmle_core.dictionary import Dictionary
-from fedtmle_core.terms import ONE, ZERO, Apply, Kept, Term, product, total
+from fedtmle_core.terms import ONE, ZERO, Apply, Kept, Softmax, Term, product, total
 
 LEAST_FLOOR = 2.0**-12  # of g pi where a study asks for no bound: H must have one, 4096
 LARGEST_FLOOR = 0.5  # a higher one would truncate the likelier of two arms
@@ -36,14 +36,16 @@ def score_bound(rule: Literal["auto"] | float | None, observed: float) -> float:
 def arm_probabilities(fits: Sequence[Term], arms: int) -> tuple[Term, ...]:
     """Return the propensity score of each arm, from the predictions of the fits of g.
 
-    With a fit for each arm, of one arm against the rest or of all classes, g_a is that of arm a over the sum.
-    With one fewer, the reference has the remaining probability.
+    With a fit for each arm, of one arm against the rest, g_a is that of arm a over the sum; the classes
+    of a multinomial fit are so already. With one fewer, the reference has the remaining probability.
     """
     if arms == 1:
         return (ONE,)
     if len(fits) < arms:
         kept = tuple(map(Kept, fits))
         return (Kept(Apply("clip", 1.0 - total(kept), low=0.0, high=1.0)), *kept)
+    if any(isinstance(term, Softmax) for term in graph.ordered(fits)):
+        return tuple(map(Kept, fits))
     inverse = Apply("inverse", total(fits), low=TINY)
     return tuple(Kept(Apply("clip", product(fit, inverse), low=0.0, high=1.0)) for fit in fits)
 
