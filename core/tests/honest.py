@@ -3,7 +3,16 @@
 A study has 500 to 5,000 people in six hospitals of unequal size and 11 to 21 columns: an intercept, numbers
 of which some are skewed and logged, indicators of which some are rare, a factor, sometimes products and
 squares. Treatment and outcome depend on them; outcomes are binary, often rare, or continuous; some are lost.
-The judged columns are those of `Judged`: every column times every response of the study.
+The judged columns are every column times every response of the study.
+
+Of 1,000 studies (seed 39), 509 have five people behind every column and level of every compared group, and
+327 have ten; of the 325 that have five people per column in the smallest group too, 11 (3.4 %) are refused, 8
+of them for a product of two columns. Each of these has somebody with more than half of a combination. Nobody
+else is refused: every verdict of all 1,000 is that of the rule with everybody's rows in view. With 22 bits 26
+of the 325 need finer products, with 20 bits 59, with 24 bits 7. One of the 316 that pass with ten behind has
+a dominated closing, and none if propensity scores are at least 0.1.
+
+`--kinds` asks the same of the kinds of docs/honest.md.
 """
 
 from __future__ import annotations
