@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias, final
 
 from fedtmle.errors import FedTMLEError, FitError, InputError
+from fedtmle.estimation.diagnostics.base import Pool
 from fedtmle.estimation.fit import cross_fit, fit, folds_of
 from fedtmle.estimation.flow import Flow, ask, attempted, both
 from fedtmle.estimation.fluctuated import Law
@@ -32,6 +33,7 @@ from fedtmle.initial.glm import GLM
 from fedtmle.programs.study import Study
 from fedtmle.programs.time import AtRisk, FinerGrid, TimeDetails, TimeOverlap
 from fedtmle.protocol.outcome import Targeted
+from fedtmle.targets.diagnostics import Balance
 from fedtmle.targets.time.estimands import AbstractTimeEffect
 from fedtmle.targets.time.problem import RegimeGroup
 from fedtmle_core.blocks import Moments
@@ -56,7 +58,8 @@ class PreparedTime:
     problem: TermProblem
 
 
-Diagnose: TypeAlias = Callable[[PreparedTime, Law], Flow[AtRisk]]
+Diagnosed: TypeAlias = tuple[AtRisk, tuple[Balance, ...] | None]
+Diagnose: TypeAlias = Callable[[PreparedTime, Pool], Flow[Diagnosed]]
 
 
 def time_flow(declared: Declared, *, hospitals: int = 1, diagnose: Diagnose | None = None) -> Flow[Targeted]:
@@ -127,17 +130,18 @@ def targeted(prepared: PreparedTime, hospitals: int, diagnose: Diagnose | None) 
     """Target the functionals and close the run; overlap shares the first round, diagnostics the last."""
     study, problem, tally = prepared.declared.study, prepared.problem, prepared.tally
 
-    def diagnosed(law: object) -> Flow[AtRisk] | None:
+    def diagnosed(law: object) -> Flow[Diagnosed] | None:
         if diagnose is None or not study.diagnostics or not isinstance(law, Law):
             return None
-        return diagnose(prepared, law)
+        return diagnose(prepared, Pool(n=tally.n, silos=hospitals))
 
     queries = over_totals(study.algorithm).flow(problem, problem.start(), tally.n)
-    overlap, (outcome, at_risk) = yield from both(
+    overlap, (outcome, shown) = yield from both(
         find_overlap(prepared, hospitals), over_questions(queries, diagnosed)
     )
     if not isinstance(outcome, Targeted):
         raise AssertionError("an algorithm over totals has one law")
+    at_risk, balance = shown or (None, None)
     details = TimeDetails(
         problem=problem,
         regimes=prepared.groups,
@@ -149,7 +153,7 @@ def targeted(prepared: PreparedTime, hospitals: int, diagnose: Diagnose | None) 
         g_floor=prepared.timed.floor,
         overlap=overlap,
         at_risk=at_risk,
-        balance=None,
+        balance=balance,
         nuisances=prepared.fitted,
     )
     return replace(outcome, details=details)
