@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import pytest
 
 import fedtmle as ft
+from fedtmle.estimation.diagnostics.effects import EFFECT_DIAGNOSIS
 from fedtmle.estimation.flow import blocks_of, named_by
 from fedtmle.estimation.loader import Declared
 from fedtmle.estimation.planned import plan_of
@@ -27,7 +28,9 @@ def asked(study: ft.Study, silos: Mapping[str, object]) -> int:
     plan = plan_of(declared, (), study=b"", author="test")
     judged, questions = Judged.of(plan), 0
     workspaces = [Workspace(sheet) for sheet in sheets_of(declared, silos)]
-    flow = effect_flow(declared, hospitals=len(workspaces))
+    # Log losses, of binary outcomes, have no bound of 1.
+    diagnosis = None if study.response == "binary" else EFFECT_DIAGNOSIS
+    flow = effect_flow(declared, hospitals=len(workspaces), diagnosis=diagnosis)
     try:
         yielded = next(flow)
         while True:

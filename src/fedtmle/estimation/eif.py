@@ -49,6 +49,7 @@ class EIF:
     t: tuple[Term, ...]
     m: tuple[Term, ...]
     cluster: str | None = None
+    scores: tuple[Term, ...] = ()  # of u without its plug-in: w width sum of H (y - Q)
 
     @classmethod
     def of(
@@ -59,8 +60,9 @@ class EIF:
         m = tuple(
             product(each, influence.mean) * width for each, influence in zip(t, influences, strict=True)
         )
-        scores = (product(weight, each.score) * width for each in influences)
-        return cls(u=tuple(s + p for s, p in zip(scores, m, strict=True)), t=t, m=m, cluster=cluster)
+        scores = tuple(product(weight, each.score) * width for each in influences)
+        u = tuple(s + p for s, p in zip(scores, m, strict=True))
+        return cls(u=u, t=t, m=m, cluster=cluster, scores=scores)
 
     @property
     def dim(self) -> int:

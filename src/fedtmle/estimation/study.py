@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TypeAlias, final
+from typing import final
 
 from fedtmle.algorithms.base import AbstractAlgorithm
 from fedtmle.algorithms.gradient import Central, Exact, Gradient
@@ -54,19 +54,26 @@ class PreparedEffect:
     pool: Pool
 
 
-Diagnose: TypeAlias = Callable[[PreparedEffect, Law], Flow[Diagnostics]]
+@final
+@dataclass(frozen=True, kw_only=True)
+class Diagnosis:
+    """What is asked in the round that closes a study, and the columns of these sums, named before."""
+
+    ask: Callable[[PreparedEffect, Law], Flow[Diagnostics]]
+    columns: Callable[[Declared, EffectTerms, Pool], tuple[Term, ...]]
 
 
 def effect_flow(
-    declared: Declared, *, hospitals: int = 1, diagnose: Diagnose | None = None
+    declared: Declared, *, hospitals: int = 1, diagnosis: Diagnosis | None = None
 ) -> Flow[Targeted]:
-    """Return the flow of a study of an effect; ``diagnose`` asks for diagnostics along with the closing."""
-    prepared = yield from prepare(declared, hospitals)
-    return (yield from target(prepared, diagnose))
+    """Return the flow of a study of an effect; ``diagnosis`` is asked along with the closing."""
+    wanted = diagnosis if declared.study.diagnostics else None
+    prepared = yield from prepare(declared, hospitals, wanted)
+    return (yield from target(prepared, wanted))
 
 
-def prepare(declared: Declared, hospitals: int) -> Flow[PreparedEffect]:
-    """Count, fit the models, and look at the overlap."""
+def prepare(declared: Declared, hospitals: int, diagnosis: Diagnosis | None = None) -> Flow[PreparedEffect]:
+    """Count, fit the models, name what is added up from there on, and look at the overlap."""
     study = declared.study
     refuse_hospitals_own(study)
     people = People.of(study, declared.dictionary)
@@ -79,9 +86,10 @@ def prepare(declared: Declared, hospitals: int) -> Flow[PreparedEffect]:
     nuisances = yield from fit_nuisances(declared, people, counted.n)
     effect = yield from effect_terms(declared, people, counted, nuisances)
     q = fluctuation(declared, effect)
-    yield from name(*closing_columns(effect, q))
-    problem = TermProblem(q=q, dictionary=declared.dictionary)
     pool = Pool(n=counted.n, silos=hospitals)
+    also = () if diagnosis is None else diagnosis.columns(declared, effect, pool)
+    yield from name(*with_clusters((*closing_columns(effect, q), *also), effect.cluster))
+    problem = TermProblem(q=q, dictionary=declared.dictionary)
     start = yield from find_overlap(problem, effect, pool)
     return PreparedEffect(
         declared=declared,
@@ -139,15 +147,19 @@ def effect_terms(
 
 
 def closing_columns(effect: EffectTerms, q: FluctuatedArms) -> tuple[Term, ...]:
-    """Return the columns of all sums from here on: w H, w H y and w v, of people and of clusters.
+    """Return the columns of all sums that targeting and closing ask for: w H, w H y and w v.
 
     The EIF's parts at any law are sums of these, with predictions as their coefficients.
     """
-    weight, cluster = effect.weights, effect.cluster
+    weight = effect.weights
     H = [product(weight, each) for each in effect.H]
+    H += [product(layer.w or ONE, each) for layer in q.layers(Law()) for each in layer.X if each != ZERO]
     v = [product(weight, each) for each in effect.v]
-    moved = [product(layer.w or ONE, each) for layer in q.layers(Law()) for each in layer.X if each != ZERO]
-    columns = tuple(dict.fromkeys([*H, *moved, *(product(each, effect.y) for each in (*H, *moved)), *v]))
+    return tuple(dict.fromkeys([*H, *(product(each, effect.y) for each in H), *v]))
+
+
+def with_clusters(columns: tuple[Term, ...], cluster: str | None) -> tuple[Term, ...]:
+    """Return columns of people with the same of clusters, if there are any."""
     if cluster is None:
         return columns
     return (*columns, *(ByCluster(cluster, column) for column in columns), first_of(cluster))
@@ -174,15 +186,14 @@ def fluctuation(declared: Declared, effect: EffectTerms) -> FluctuatedArms:
     )
 
 
-def target(prepared: PreparedEffect, diagnose: Diagnose | None) -> Flow[Targeted]:
+def target(prepared: PreparedEffect, diagnosis: Diagnosis | None) -> Flow[Targeted]:
     """Target the means and close the run; diagnostics share the last round."""
     study, problem, counted = prepared.declared.study, prepared.problem, prepared.counted
-    wants = study.diagnostics and diagnose is not None
 
     def diagnosed(law: object) -> Flow[Diagnostics] | None:
-        if diagnose is None or not wants or not isinstance(law, Law):
+        if diagnosis is None or not isinstance(law, Law):
             return None
-        return diagnose(prepared, law)
+        return diagnosis.ask(prepared, law)
 
     queries = over_totals(study.algorithm).flow(problem, problem.start(), counted.n)
     outcome, diagnostics = yield from over_questions(queries, diagnosed)

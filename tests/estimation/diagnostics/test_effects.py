@@ -9,7 +9,7 @@ import pytest
 
 import fedtmle as ft
 from fedtmle.demo import IHDP, ihdp_silos
-from fedtmle.estimation.diagnostics.effects import diagnose_effect
+from fedtmle.estimation.diagnostics.effects import EFFECT_DIAGNOSIS
 from fedtmle.estimation.flow import Ran, run_open
 from fedtmle.estimation.loader import Declared
 from fedtmle.estimation.study import effect_flow
@@ -23,7 +23,7 @@ from tests.narrow import targeted
 
 def diagnosed(study: ft.Study, silos) -> Ran[Targeted]:
     declared = Declared(study)
-    flow = effect_flow(declared, hospitals=len(silos), diagnose=diagnose_effect)
+    flow = effect_flow(declared, hospitals=len(silos), diagnosis=EFFECT_DIAGNOSIS)
     return run_open(flow, sheets_of(declared, silos), plan_of(declared))
 
 

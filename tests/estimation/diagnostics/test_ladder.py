@@ -60,7 +60,7 @@ def test_the_ladder_is_that_of_the_present_package(name: str, option: str) -> No
 
 def test_the_ladder_of_the_demonstration(demonstration) -> None:
     _, outcome, rows = demonstration
-    assert rows.numbers(same_ladder(outcome, rows)) == 4 * (2 + 3 + 2)
+    assert rows.numbers(same_ladder(outcome, rows)) == 4 * (2 + 3 + 2 * 2)
 
 
 def test_at_the_studys_own_bound_it_is_the_estimate() -> None:

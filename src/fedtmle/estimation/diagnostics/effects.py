@@ -6,24 +6,27 @@ import math
 
 from fedtmle.estimation.components import ratio
 from fedtmle.estimation.diagnostics.balance import CovariateBalance
+from fedtmle.estimation.diagnostics.base import Pool
 from fedtmle.estimation.diagnostics.covariates import measured, model_covariates
 from fedtmle.estimation.diagnostics.histograms import PropensityHistograms, Treatment
-from fedtmle.estimation.diagnostics.ladder import BoundLadder, Scores
+from fedtmle.estimation.diagnostics.ladder import BoundLadder, Scores, moved_by
 from fedtmle.estimation.diagnostics.outcome import Prediction, PredictionFit, bin_edges
 from fedtmle.estimation.effect import EffectTerms
 from fedtmle.estimation.flow import Flow, both
 from fedtmle.estimation.fluctuated import Law
-from fedtmle.estimation.study import PreparedEffect
+from fedtmle.estimation.loader import Declared
+from fedtmle.estimation.study import Diagnosis, PreparedEffect
 from fedtmle.estimation.weights import LEAST_FLOOR
 from fedtmle.targets.diagnostics import Diagnostics, ladder_bounds
 from fedtmle.targets.effects.components import Static
+from fedtmle_core.blocks import Moments
 from fedtmle_core.terms import ONE, ZERO, Term, product
 
 
 def diagnose_effect(prepared: PreparedEffect, law: Law) -> Flow[Diagnostics]:
     """Ask for the diagnostics of a prepared study at its targeted law."""
     histograms, fit = propensities(prepared), prediction_fit(prepared, law)
-    ladder, balance = bound_ladder(prepared, law), arm_balance(prepared)
+    ladder, balance = bound_ladder(prepared, law), arm_balance(prepared.declared, prepared.effect, prepared.pool)
     (overlap, fitted), (rungs, lines) = yield from both(
         both(histograms.ask(), fit.ask()), both(ladder.ask(), balance.ask())
     )
@@ -57,30 +60,46 @@ def prediction_fit(prepared: PreparedEffect, law: Law) -> PredictionFit:
 
 
 def bound_ladder(prepared: PreparedEffect, law: Law) -> BoundLadder:
-    """Return the estimates under other bounds; of no bounds, if no weight has one.
-
-    That is so where nothing is estimated, or each weight is at most one by itself.
-    """
-    effect, q, study = prepared.effect, prepared.q, prepared.declared.study
+    """Return the estimates under other bounds; of no bounds, if no weight has one."""
+    effect, q = prepared.effect, prepared.q
     overall, eif = effect.overall, q.eif(law)
-    population = effect.components[0].population
-    is_bounded = (effect.treatment is not None or effect.observed != ONE) and (
-        population.largest_ratio(math.inf, is_complete=effect.observed == ONE) != 1.0
-    )
-    u, m = eif.u[:overall], eif.m[:overall]
-    scores = tuple(whole - plug_in for whole, plug_in in zip(u, m, strict=True))
     return BoundLadder(
         pool=prepared.pool,
-        scores=(Scores(scores, denominator(effect)),),
-        m=m,
+        scores=(Scores(eif.scores[:overall], denominator(effect)),),
+        m=eif.m[:overall],
         t=eif.t[0],
         L=tuple(row[:overall] for row in q.combination[: min(overall, q.dim)]),
         floor=effect.floor or LEAST_FLOOR,
-        bounds=ladder_bounds(effect.floor) if is_bounded else (),
+        bounds=other_bounds(effect),
         groups=tuple(product(arm, effect.observed) for arm in effect.taken),
         width=effect.width,
-        cluster=study.cluster,
+        cluster=effect.cluster,
     )
+
+
+def other_bounds(effect: EffectTerms) -> tuple[float, ...]:
+    """Return the bounds of the ladder; none where nothing is estimated, or each weight is at most one."""
+    population = effect.components[0].population
+    is_estimated = effect.treatment is not None or effect.observed != ONE
+    most = population.largest_ratio(math.inf, is_complete=effect.observed == ONE)
+    return ladder_bounds(effect.floor) if is_estimated and most != 1.0 else ()
+
+
+def diagnosed_columns(declared: Declared, effect: EffectTerms, pool: Pool) -> tuple[Term, ...]:
+    """Return the columns of the diagnostics' sums that targeting does not ask for.
+
+    They are w H and w H y, with H at each bound of the ladder, and covariates by arm.
+    """
+    floor, g = effect.floor or LEAST_FLOOR, denominator(effect)
+    H = [product(effect.weights, each) for each in effect.H[: effect.overall]]
+    moved = [product(each, moved_by(g, floor, bound)) for bound in other_bounds(effect) for each in H]
+    covariates = (
+        product(*(block.columns[j] for j in places))
+        for block in arm_balance(declared, effect, pool).blocks
+        if isinstance(block, Moments)
+        for places in block.products
+    )
+    return (*moved, *(product(each, effect.y) for each in moved), *covariates)
 
 
 def denominator(effect: EffectTerms) -> Term:
@@ -97,15 +116,14 @@ def denominator(effect: EffectTerms) -> Term:
     return effect.at_arm(per_arm)
 
 
-def arm_balance(prepared: PreparedEffect) -> CovariateBalance:
+def arm_balance(declared: Declared, effect: EffectTerms, pool: Pool) -> CovariateBalance:
     """Return the covariates by arm; none if the means of the first population are not those of the arms."""
-    effect, declared = prepared.effect, prepared.declared
     regimes = [component.regime for component in effect.components[: effect.overall]]
     given = [regime.arm for regime in regimes if isinstance(regime, Static)]
     if effect.treatment is None or sorted(given) != sorted(effect.arms) or len(given) != len(regimes):
-        return CovariateBalance(pool=prepared.pool, covariates=(), arms=(), weights=())
+        return CovariateBalance(pool=pool, covariates=(), arms=(), weights=())
     return CovariateBalance(
-        pool=prepared.pool,
+        pool=pool,
         covariates=tuple(
             measured(declared.study, declared.dictionary, each) for each in model_covariates(declared.study)
         ),
@@ -113,3 +131,6 @@ def arm_balance(prepared: PreparedEffect) -> CovariateBalance:
         weights=tuple(product(effect.weights, effect.H[given.index(arm)]) for arm in effect.arms),
         weight=effect.weights,
     )
+
+
+EFFECT_DIAGNOSIS = Diagnosis(ask=diagnose_effect, columns=diagnosed_columns)

@@ -17,9 +17,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
+import numpy as np
+
 from fedtmle.estimation.diagnostics.base import AbstractDiagnostic, Pool
 from fedtmle.targets.diagnostics import Rung
-from fedtmle_core.blocks import Block, Moments
+from fedtmle_core.blocks import Block, Cells, Moments
 from fedtmle_core.terms import ONE, Apply, ByCluster, Term, product, total
 from fedtmle_core.types import Array, unpack, upper_pairs
 
@@ -27,6 +29,13 @@ from fedtmle_core.types import Array, unpack, upper_pairs
 # width over sqrt(n): half of that hundredth. A product U U' errs by a thousandth of the least variance.
 ESTIMATE_ERROR = 5e-4
 PRODUCT_ERROR = 1e-5
+
+
+def moved_by(denominator: Term, floor: float, bound: float) -> Term:
+    """Return the factor by which H moves at another bound: max(g, floor) / max(g, bound)."""
+    moved = product(Apply("clip", denominator, low=floor, high=1.0), Apply("inverse", denominator, low=bound))
+    # Its public bound, which interval arithmetic does not see: g is the same in both factors.
+    return Apply("clip", moved, low=0.0, high=max(floor / bound, 1.0))
 
 
 @final
@@ -67,17 +76,21 @@ class BoundLadder(AbstractDiagnostic[tuple[Rung, ...]]):
         k, t = len(self.L), len(columns)
         columns.append(self._summed(self.t))
         products: list[tuple[int, ...]] = []
-        for b, bound in enumerate(self.bounds):
+        for b in range(len(self.bounds)):
             own = range(b * k, b * k + k)
             products += [(j,) for j in own]
             products += [(own[i], own[j]) for i, j in upper_pairs(k)]
             products += [(j, t) for j in own if not self._counts]
-            products += [(len(columns) + a,) for a in range(len(self.groups))]
-            columns += [product(group, self._is_below(bound)) for group in self.groups]
         if not self._counts:
             products.append((t, t))
         error = min(ESTIMATE_ERROR / math.sqrt(max(self.pool.n, 1)), PRODUCT_ERROR)
-        return (Moments(columns=tuple(columns), products=tuple(products), places=self.pool.places(error)),)
+        people = (
+            Cells(of=self._is_below(bound), edges=(0.5,), groups=self.groups)
+            for bound in self.bounds
+            if self.groups
+        )
+        places = self.pool.places(error)
+        return (Moments(columns=tuple(columns), products=tuple(products), places=places), *people)
 
     @property
     def _counts(self) -> bool:
@@ -88,10 +101,7 @@ class BoundLadder(AbstractDiagnostic[tuple[Rung, ...]]):
         """Return U_b over the outcome's width, one for each coordinate."""
         parts: list[tuple[tuple[Term, ...], Term]] = [(self.m, ONE)]
         for scores in self.scores:
-            g = scores.denominator
-            moved = product(Apply("clip", g, low=self.floor, high=1.0), Apply("inverse", g, low=bound))
-            # Its public bound, which interval arithmetic does not see: g is the same in both factors.
-            moved = Apply("clip", moved, low=0.0, high=max(self.floor / bound, 1.0))
+            moved = moved_by(scores.denominator, self.floor, bound)
             parts.append((scores.by_component, moved))
         return [
             total([product(total(terms, [f / self.width for f in row]), ratio) for terms, ratio in parts])
@@ -110,9 +120,10 @@ class BoundLadder(AbstractDiagnostic[tuple[Rung, ...]]):
         if not values:
             return ()
         n, k = self.pool.n, len(self.L)
-        counts, end, groups = self._counts, k + len(upper_pairs(k)), len(self.groups)
-        found = values[0] if counts else values[0][:-1]
+        counts, end = self._counts, k + len(upper_pairs(k))
+        found, cells = values[0] if counts else values[0][:-1], values[1:]
         by_bound = found.reshape(len(self.bounds), -1)
+        people = cells or [np.zeros(0)] * len(self.bounds)
         return tuple(
             Rung(
                 bound=bound,
@@ -122,7 +133,7 @@ class BoundLadder(AbstractDiagnostic[tuple[Rung, ...]]):
                 t_squared=1.0 if counts else float(values[0][-1]) / n,
                 n=n,
                 has_error=True,
-                people=tuple(map(round, row[len(row) - groups :])),
+                people=tuple(map(round, below[1::2])),  # of each group the bin above 1/2
             )
-            for bound, row in zip(self.bounds, by_bound, strict=True)
+            for bound, row, below in zip(self.bounds, by_bound, people, strict=True)
         )
