@@ -8,24 +8,25 @@ are exact integers, so that blocks, threads and the order of people cannot chang
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache, reduce
+from functools import reduce
 from operator import add
 from typing import TypeAlias, TypeVar, final
 
 import numpy as np
 
-from fedtmle_core import graph, kernels
+from fedtmle_core import graph
 from fedtmle_core.blocks import Block, Cells, Intervals, Lattice, Moments, Score
 from fedtmle_core.exact import Sums, column_shifts
 from fedtmle_core.kernels import OUTSIDE, binned_sums, bins_between, column_sums, count_bins
-from fedtmle_core.leaves import Number
 from fedtmle_core.parallel import done, mapped
 from fedtmle_core.plan import Plan, Question
+from fedtmle_core.recipe import Recipe, recipe
+from fedtmle_core.scores import read_scores
 from fedtmle_core.sheet import Sheet
-from fedtmle_core.terms import ONE, Constant, Kept, Term
-from fedtmle_core.types import Array, Scaled, exponent
+from fedtmle_core.terms import Kept, Term
+from fedtmle_core.types import Array, exponent
 
 Result = TypeVar("Result")
 
@@ -37,38 +38,39 @@ WHAT = "part of a sum"
 
 @final
 @dataclass(frozen=True)
-class Recipe:
-    """The order in which terms are computed; ``parts`` are places of earlier ones."""
+class Place:
+    """Consecutive people: where they are in the table, and their part of the sheet."""
 
-    terms: tuple[Term, ...]
-    parts: tuple[tuple[int, ...], ...]
-    roots: tuple[int, ...]
-    last: tuple[tuple[int, ...], ...]  # by place: the earlier ones that nobody needs after it
+    rows: slice
+    part: Sheet
 
 
-@lru_cache(maxsize=64)
-def recipe(roots: tuple[Term, ...], kept: frozenset[Term]) -> Recipe:
-    """Return the recipe of some terms, where the columns of those ``kept`` are at hand."""
-    place: dict[Term, int] = {}
-    terms: list[Term] = []
-    waiting: list[tuple[Term, bool]] = [(root, False) for root in reversed(roots)]
-    while waiting:
-        term, is_ready = waiting.pop()
-        if term in place:
-            continue
-        if is_ready or term in kept or not term.parts:
-            place[term] = len(terms)
-            terms.append(term)
-        else:
-            waiting.append((term, True))
-            waiting += [(part, False) for part in reversed(term.parts)]
-    parts = tuple(() if term in kept else tuple(place[p] for p in term.parts) for term in terms)
-    asked = {place[root] for root in roots}
-    user = {j: k for k, needed in enumerate(parts) for j in needed if j not in asked}
-    last: list[list[int]] = [[] for _ in terms]
-    for j, k in user.items():
-        last[k].append(j)
-    return Recipe(tuple(terms), parts, tuple(place[root] for root in roots), tuple(map(tuple, last)))
+@final
+@dataclass(frozen=True)
+class Asked:
+    """Groups of terms that are asked of a sheet, with the columns that are at hand."""
+
+    sheet: Sheet
+    recipe: Recipe
+    kept: Sequence[Array | None]
+
+    def places(self) -> Iterator[Place]:
+        """Yield consecutive people: all at once where clusters are summed."""
+        size = min(max(BLOCK_NUMBERS // max(self.recipe.most, 1), LEAST_BLOCK), LARGEST_BLOCK)
+        if self.sheet.clusters or self.sheet.n <= size:
+            size = max(self.sheet.n, 1)
+        for start in range(0, self.sheet.n, size):
+            rows = slice(start, min(start + size, self.sheet.n))
+            yield Place(rows, self.sheet.part(rows))
+
+    def each(self, place: Place) -> Iterator[list[Array]]:
+        """Yield the columns of each group, shape (people,) each."""
+        return self.recipe.values(self.kept, place.rows, place.part)
+
+    def values(self, place: Place) -> list[Array]:
+        """Return the columns of the one group."""
+        (values,) = self.each(place)
+        return values
 
 
 @final
@@ -88,114 +90,71 @@ class Workspace:
         """Return the integers of a question, in the order of its lanes."""
         intervals = question.intervals(plan)
         self._keep(question.terms)
-        return tuple(unit for block in question.blocks for unit in self._block(block, intervals))
+        answers: dict[Block, tuple[int, ...]] = {}
+        for blocks in _together(question.blocks):
+            match blocks[0]:
+                case Score():
+                    units = self._scores([each for each in blocks if isinstance(each, Score)], intervals)
+                    answers.update(zip(blocks, units, strict=True))
+                case Moments() as block:
+                    answers[block] = self._moments(block, intervals)
+                case Cells() as block:
+                    answers[block] = self._cells(block, intervals)
+        return tuple(unit for block in question.blocks for unit in answers[block])
 
     def columns(self, terms: Sequence[Term]) -> list[Array]:
         """Return the columns of all people; they stay in this process, for the judgement of own records."""
         filled = [np.empty(self.sheet.n) for _ in terms]
+        asked = self._asked([terms])
 
-        def fill(place: tuple[slice, Sheet]) -> None:
-            rows, part = place
-            for column, values in zip(filled, self._values(tuple(terms), rows, part), strict=True):
-                column[rows] = values
+        def fill(place: Place) -> None:
+            for column, values in zip(filled, asked.values(place), strict=True):
+                column[place.rows] = values
 
-        done(fill, self._pieces(terms))
+        done(fill, asked.places())
         return filled
 
     def pieces(self, terms: Sequence[Term]) -> Iterator[Array]:
         """Yield the columns of consecutive people, shape (p, people)."""
-        for rows, part in self._pieces(terms):
-            yield np.stack(self._values(tuple(terms), rows, part))
+        asked = self._asked([terms])
+        for place in asked.places():
+            yield np.stack(asked.values(place))
 
     def _keep(self, roots: Sequence[Term]) -> None:
-        """Compute the columns of kept terms that are not there, parts first."""
+        """Compute the columns of kept terms that are not there, in one pass over the people."""
         wanted = [term for term in graph.ordered(roots) if isinstance(term, Kept)]
         for term in wanted:
             if term in self.kept:
                 self.kept.move_to_end(term)
-        for term in wanted:
-            if term not in self.kept and len(wanted) * 8 * self.sheet.n <= KEPT_BYTES:
-                (column,) = self.columns([term.of])
-                self.kept[term] = column
+        missing = [term for term in wanted if term not in self.kept]
+        if missing and len(wanted) * 8 * self.sheet.n <= KEPT_BYTES:
+            self.kept.update(zip(missing, self.columns([term.of for term in missing]), strict=True))
         while len(self.kept) * 8 * self.sheet.n > max(KEPT_BYTES, len(wanted) * 8 * self.sheet.n):
             self.kept.popitem(last=False)
 
-    def _pieces(self, terms: Sequence[Term]) -> Iterator[tuple[slice, Sheet]]:
-        """Yield consecutive people: all at once where clusters are summed."""
-        count = len(self._recipe(tuple(terms)).terms)
-        size = min(max(BLOCK_NUMBERS // max(count, 1), LEAST_BLOCK), LARGEST_BLOCK)
-        if self.sheet.clusters or self.sheet.n <= size:
-            size = max(self.sheet.n, 1)
-        for start in range(0, self.sheet.n, size):
-            rows = slice(start, min(start + size, self.sheet.n))
-            yield rows, self.sheet.part(rows)
-
-    def _recipe(self, terms: tuple[Term, ...]) -> Recipe:
-        return recipe(terms, frozenset(self.kept))
-
-    def _values(self, terms: tuple[Term, ...], rows: slice, part: Sheet) -> list[Array]:
-        """Return the values of terms for consecutive people, shape (people,) each."""
-        how = self._recipe(terms)
-        values: list[Array | None] = [None] * len(how.terms)
-        for k, (term, parts) in enumerate(zip(how.terms, how.parts, strict=True)):
-            column = self.kept.get(term)
-            if column is not None:
-                values[k] = column[rows]
-            else:
-                values[k] = term.values([_present(values[j]) for j in parts], part)
-            for j in how.last[k]:
-                values[j] = None
-        return [_present(values[root]) for root in how.roots]
+    def _asked(self, groups: Sequence[Sequence[Term]]) -> Asked:
+        how = recipe(tuple(map(tuple, groups)), frozenset(self.kept))
+        return Asked(self.sheet, how, how.at_hand(self.kept))
 
     def _over(self, terms: Sequence[Term], work: Callable[[list[Array]], Result]) -> Iterator[Result]:
         """Yield ``work`` of the values of consecutive people, computed in parallel."""
-        asked = tuple(terms)
-        return mapped(lambda place: work(self._values(asked, *place)), self._pieces(asked))
+        asked = self._asked([terms])
+        return mapped(lambda place: work(asked.values(place)), asked.places())
 
-    # One block after another.
+    # One kind of block after another.
 
-    def _block(self, block: Block, intervals: Intervals) -> tuple[int, ...]:
-        match block:
-            case Score():
-                return self._score(block, intervals)
-            case Moments():
-                return self._moments(block, intervals)
-            case Cells():
-                return self._cells(block, intervals)
-
-    def _score(self, block: Score, intervals: Intervals) -> tuple[int, ...]:
-        shifts, at = block.shifts(intervals), np.array(block.at)
-        in_place = {term: _in_place(term, self.sheet) for term in block.terms}
-        asked = tuple(dict.fromkeys(term for term in block.terms if in_place[term] is None))
-        place = {term: k for k, term in enumerate(asked)}
-
-        def summed(rows: slice, part: Sheet) -> Sums:
-            values = self._values(asked, rows, part)
-
-            def column(term: Term) -> tuple[Array, float]:
-                found = in_place[term]
-                return (values[place[term]], 1.0) if found is None else (found[0][rows], found[1])
-
-            def whole(term: Term | None) -> Array | None:
-                if term is None:
-                    return None
-                values, factor = column(term)
-                return values if factor == 1.0 else values * factor
-
-            units = Sums((0,) * len(shifts), shifts)
-            for layer in block.layers:
-                columns = [column(term) for term in layer.X]
-                factors = np.array([factor for _, factor in columns]) * np.array(layer.factors or 1.0)
-                X = Scaled(tuple(values for values, _ in columns), factors)
-                records = kernels.glm_rows(
-                    block.family, X, whole(layer.offset), whole(layer.y), whole(layer.w)
-                )
-                units = units + Sums(kernels.glm_sums(records, at, block.part, shifts), shifts)
-            return units
-
-        parts = mapped(lambda rows: summed(*rows), self._pieces(asked or (ONE,)))
-        total = reduce(add, parts, Sums((0,) * len(shifts), shifts))
-        return total.units if block.lattice is None else on_lattice(total, block.lattice, self.sheet.n)
+    def _scores(self, blocks: Sequence[Score], intervals: Intervals) -> list[tuple[int, ...]]:
+        """Return the units of scores of the same layers at the same point, which share a pass."""
+        grids = [block.shifts(intervals) for block in blocks]
+        scores = read_scores(blocks, grids, self.sheet)
+        asked = self._asked(scores.asked)
+        totals = [Sums((0,) * len(shifts), shifts) for shifts in grids]
+        for parts in mapped(lambda place: scores.sums(asked.each(place), place.rows), asked.places()):
+            totals = [total + part for total, part in zip(totals, parts, strict=True)]
+        return [
+            total.units if block.lattice is None else on_lattice(total, block.lattice, self.sheet.n)
+            for block, total in zip(blocks, totals, strict=True)
+        ]
 
     def _moments(self, block: Moments, intervals: Intervals) -> tuple[int, ...]:
         exponents, shifts = block.exponents(intervals), block.shifts(intervals)
@@ -227,6 +186,15 @@ class Workspace:
         for cells in self._over(block.terms, counted):
             total = [(n + m, a + b) for (n, a), (m, b) in zip(total, cells, strict=True)]
         return tuple(unit for n, sums in total for unit in (n, *sums.rounded(coarse).units))
+
+
+def _together(blocks: Sequence[Block]) -> Iterable[list[Block]]:
+    """Return the blocks that are answered in one pass: scores of the same layers at the same point."""
+    found: dict[object, list[Block]] = {}
+    for block in dict.fromkeys(blocks):
+        key = (block.family, block.layers, block.at) if isinstance(block, Score) else block
+        found.setdefault(key, []).append(block)
+    return found.values()
 
 
 def on_lattice(total: Sums, lattice: Lattice, n: int) -> tuple[int, ...]:
@@ -261,21 +229,6 @@ def _rounded(row: Sequence[Ratio], total: Sums, places: int, n: int) -> int:
     below = n << deepest
     whole, rest = divmod(above, below)
     return whole + (2 * rest > below or (2 * rest == below and whole % 2 == 1))
-
-
-def _in_place(term: Term, sheet: Sheet) -> tuple[Array, float] | None:
-    """Return a column that needs no computation, and its factor; None if there is none."""
-    if isinstance(term, Number) and sheet.is_complete(term.name):
-        return sheet.number(term.name), 2.0**-term.exponent
-    if isinstance(term, Constant):
-        return np.broadcast_to(np.float64(term.value), (sheet.n,)), 1.0
-    return None
-
-
-def _present(values: Array | None) -> Array:
-    if values is None:
-        raise AssertionError("a term is computed before those that are made of it")
-    return values
 
 
 def values_of(question: Question, totals: Sequence[int], plan: Plan) -> list[Array]:

@@ -60,10 +60,42 @@ def ordered(roots: Iterable[Term]) -> list[Term]:
 
 def intervals(roots: Iterable[Term], dictionary: Dictionary) -> dict[Term, Interval]:
     """Return the public interval of each term and of all its parts; `InputError` if one has none."""
+    listed = ordered(roots)
+    return {term: _interval(term, dictionary) for term in listed}
+
+
+def intervals_of(roots: Iterable[Term], dictionary: Dictionary) -> dict[Term, Interval]:
+    """Return the public interval of each term, without its parts'; `InputError` if one has none.
+
+    Questions of one study share most of their terms: a term remembers its interval.
+    """
     found: dict[Term, Interval] = {}
-    for term in ordered(roots):
-        found[term] = term.interval([found[part] for part in term.parts], dictionary)
+    for root in roots:
+        if root not in found:
+            waiting = [root]
+            while waiting:
+                missing = [part for part in waiting[-1].parts if not _is_known(part, dictionary)]
+                if missing:
+                    waiting += missing
+                else:
+                    _interval(waiting.pop(), dictionary)
+            found[root] = _interval(root, dictionary)
     return found
+
+
+def _is_known(term: Term, dictionary: Dictionary) -> bool:
+    """Return whether a term remembers its interval, which depends on the dictionary."""
+    return vars(term).get("_interval", (None,))[0] is dictionary
+
+
+def _interval(term: Term, dictionary: Dictionary) -> Interval:
+    """Return the interval of a term whose parts remember theirs."""
+    known = vars(term).get("_interval")
+    if known is None or known[0] is not dictionary:
+        known = dictionary, term.interval([_interval(part, dictionary) for part in term.parts], dictionary)
+        vars(term)["_interval"] = known  # as cached properties are: nothing else of a term changes
+    interval: Interval = known[1]
+    return interval
 
 
 def encode(roots: Sequence[Term]) -> tuple[list[Node], list[int]]:

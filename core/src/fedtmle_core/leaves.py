@@ -243,9 +243,13 @@ class Between(Term):
 
     def values(self, parts: Sequence[Array], rows: Rows) -> Array:
         x = rows.number(self.name)
-        above = -math.inf if self.low is None else self.low
-        most = math.inf if self.high is None else self.high
-        return ((x > above) & (x <= most)).astype(np.float64)
+        if self.low is None:
+            inside = x <= (math.inf if self.high is None else self.high)
+        else:
+            inside = x > self.low
+            if self.high is not None:
+                inside &= x <= self.high
+        return inside.astype(np.float64)
 
 
 @final

@@ -134,7 +134,7 @@ class Question:
 
     def intervals(self, plan: Plan) -> Intervals:
         """Return the public interval of each term."""
-        return graph.intervals((ONE, *self.terms), plan.dictionary)
+        return graph.intervals_of((ONE, *self.terms), plan.dictionary)
 
     def lanes(self, plan: Plan) -> tuple[Lane, ...]:
         """Return the public bound of every number, from the plan alone."""

@@ -101,7 +101,7 @@ class Term(ABC):
         return digest_of(type(self).__name__, parameters(self), [part.digest for part in self.parts])
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Term) and self.digest == other.digest
+        return self is other or (type(self) is type(other) and self.digest == other.digest)
 
     def __hash__(self) -> int:
         return hash(self.digest)
@@ -217,8 +217,9 @@ class Sum(Term):
             # The mean of the Gaussian family is the linear predictor: one pass over all columns.
             design = Scaled(tuple(parts), np.ones(len(parts)))
             return kernels.glm_means(kernels.glm_rows(Family.GAUSSIAN, design), np.array(self.factors))
-        result = np.zeros(rows.n)
-        for factor, part in zip(self.factors, parts, strict=True):
+        result = self.factors[0] * first(parts[0])
+        result = result if len(result) == rows.n else np.full(rows.n, result)
+        for factor, part in zip(self.factors[1:], parts[1:], strict=True):
             add_multiple(result, factor, part)
         return result
 
@@ -261,7 +262,7 @@ class Product(Term):
         result = parts[0]
         for part in parts[1:]:
             result = first(result) * part if result.strides == (0,) else result * first(part)
-        return np.broadcast_to(result, (rows.n,))
+        return everyone(result, rows.n)
 
 
 def product(*terms: Term) -> Term:
@@ -324,7 +325,7 @@ class Apply(Term):
 
     def values(self, parts: Sequence[Array], rows: Rows) -> Array:
         (part,) = parts
-        return np.broadcast_to(self._of(first(part)), (rows.n,))
+        return everyone(self._of(first(part)), rows.n)
 
     def _of(self, x: Array) -> Array:
         match self.function:
@@ -437,6 +438,11 @@ class Kept(Term):
 
     def values(self, parts: Sequence[Array], rows: Rows) -> Array:
         return parts[0]
+
+
+def everyone(values: Array, n: int) -> Array:
+    """Return the values of n people, given those or one of a constant."""
+    return values if values.shape == (n,) else np.broadcast_to(values, (n,))
 
 
 def _is_plain(end: float) -> bool:

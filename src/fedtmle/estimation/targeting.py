@@ -95,7 +95,7 @@ class TermProblem(AbstractMeans[Law, object]):
 
     def intervals(self, law: Law) -> Intervals:
         """Return the public interval of each term of the submodel at a law."""
-        return graph.intervals(self.score(law, np.zeros(self.dim), Part.GRADIENT).terms, self.dictionary)
+        return graph.intervals_of(self.score(law, np.zeros(self.dim), Part.GRADIENT).terms, self.dictionary)
 
     # What every hospital derives from a law.
 
@@ -138,12 +138,12 @@ class TermProblem(AbstractMeans[Law, object]):
 
     def envelope(self, law: Law) -> float:
         eif = self.q.eif(law)
-        largest = eif.envelope(graph.intervals((*eif.u, *eif.m), self.dictionary))
+        largest = eif.envelope(graph.intervals_of((*eif.u, *eif.m), self.dictionary))
         return largest * max(sum(map(abs, row)) for row in self.combination)
 
     def moment_shifts(self, law: Law) -> tuple[int, ...]:
         block = self.closing(law).block
-        return block.shifts(graph.intervals(block.terms, self.dictionary))
+        return block.shifts(graph.intervals_of(block.terms, self.dictionary))
 
     def finish(self, law: Law, pooled: Sums, n: int) -> Estimate:  # noqa: ARG002 - all is pooled
         return self._estimate(pooled)
