@@ -29,7 +29,8 @@ def test_groups_have_the_values_of_their_terms(groups: list[list[Term]]) -> None
             np.testing.assert_array_equal(column, Workspace(PEOPLE).columns([term])[0])
     computed = [step.term for step in how.steps]
     assert len(computed) == len(set(computed))
-    freed = [place for each in (*how.steps, *how.groups) for place in each.frees]
+    freed = [place for step in how.steps for place in step.frees]
+    freed += [place for group in how.groups for place in group.frees]
     assert sorted(freed) == list(range(len(how.steps)))
 
 
