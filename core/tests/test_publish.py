@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from fedtmle_core.publish.counts import (
-    LEAST_FLOOR,
     NotPublishableError,
     cells,
     cut,
@@ -23,7 +22,7 @@ from fedtmle_core.publish.counts import (
 from fedtmle_core.publish.numbers import digits, estimated, on_grid, step_above
 from fedtmle_core.publish.rules import ESTIMATE, LADDER, Allowed, Named, Rule, Whole, deep, published
 
-K = LEAST_FLOOR
+K = 5
 Table = tuple[int, ...]
 
 
@@ -173,12 +172,6 @@ def test_a_study_of_few_people_is_not_published(n: int, arms: list[int]) -> None
 def test_a_table_of_few_people_is_not_published() -> None:
     with pytest.raises(NotPublishableError, match="fewer than 10"):
         moved([4, 5], 10)
-
-
-def test_the_floor_is_at_least_five() -> None:
-    whole = Whole(k=LEAST_FLOOR - 1, document={}, flow=flow(4, n=9, omitted=0, arms=[9]))
-    with pytest.raises(NotPublishableError, match="at least 5"):
-        published({}, {}, whole)
 
 
 # Numbers.

@@ -324,6 +324,12 @@ def test_sentences_with_numbers_are_replaced() -> None:
     assert shown["notes"][0] == "the run has a further note, which its hospitals can read"
 
 
+def test_the_floor_is_a_number_of_people() -> None:
+    with pytest.raises(NotPublishableError, match="at least 1"):
+        published_result(document(), 0)
+    assert published_result(document(), 1)["truncated"] == [3, 17]
+
+
 def test_a_result_is_not_published_twice() -> None:
     with pytest.raises(NotPublishableError, match="already"):
         published_result(published_result(document(), K), K)

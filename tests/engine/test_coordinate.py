@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -75,6 +76,13 @@ def test_a_masked_study_gives_the_bytes_of_one_process(tmp_path: Path) -> None:
     assert here.run is not None
     assert run.result.read_text() == here.published(5).to_json() + "\n"
     assert ft.load(run.result).document["published"] == {"floor": 5}
+    rounds = [
+        event
+        for line in run.events.read_text().splitlines()
+        if (event := json.loads(line))["event"] == "round"
+    ]
+    assert len(rounds) > 10
+    assert {(each["norm"], each["tolerance"]) for each in rounds} == {(None, None)}
     assert run.transcript.read_bytes() == here.run.transcript.encode()
     assert set(here.document["sizes"].values()) == {None}
     plain = ft.run(study.study, study.silos)

@@ -6,16 +6,14 @@ from collections import Counter
 from collections.abc import Iterator
 
 from fedtmle_core.publish.allowed import RESULT
-from fedtmle_core.publish.counts import LEAST_FLOOR
 from fedtmle_core.publish.rules import Allowed, Each, Named, Rule
 
-INTRODUCTION = f"""# What a study publishes
+INTRODUCTION = """# What a study publishes
 
 The result of a deployed study with masked sums is *published*: its readers see rounded numbers only.
 `result.published(11)` does the same to any result, with a floor k = 11: nothing is said about 1 to 10
-people. The floor is {LEAST_FLOOR} or more. A study in one process, where one party holds all records, shows
-exact numbers. What is not on the list below does not go out; `fedtmle_core` has the list, and the code that
-applies it.
+people. A study in one process, where one party holds all records, shows exact numbers. What is not on the
+list below does not go out; `fedtmle_core` has the list, and the code that applies it.
 
 ## The rules
 
@@ -35,9 +33,9 @@ applies it.
 One person moves an estimate by about 1/sqrt(n) standard errors, someone unusual by five times as much.
 Rounding hides the first from 10,000 people on and the second from 250,000 on. In a smaller study, somebody
 who knows everybody else's records may learn something of the last person; so may a reader of two results of
-almost the same people. Two tables that divide the same few people in two ways are not judged together.
-Estimates of the same means (two arms, their difference, their ratio) narrow each other a little.
-[Noise](privacy.md) holds against all of these.
+almost the same people. Two tables that divide the same few people in two ways are not judged together; a
+floor below five invites that. Estimates of the same means (two arms, their difference, their ratio) narrow
+each other a little. [Noise](privacy.md) holds against all of these.
 
 ## The list
 

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
@@ -70,6 +71,7 @@ class Coordination:
         self._seconds: list[float] = []
         self._awaited: tuple[str, ...] = ()
         self._events = EventLog(self._folder.events)
+        self._masked = True
 
     def carry_out(self, connect: Connect) -> None:
         """Run until the run ends; the status says how."""
@@ -170,6 +172,7 @@ class Coordination:
 
     def _run(self, gathered: Gathered, file: StudyFile, journal: FileJournal) -> None:
         plan = file_plan(file)
+        self._masked = plan.is_masked
         self._last = time.monotonic()
         self._awaited = ()
         silos = dict.fromkeys(gathered.silos, words(Ready()))
@@ -209,7 +212,8 @@ class Coordination:
         now = time.monotonic()
         self._seconds.append(now - self._last)
         self._last = now
-        self._events.round(report)
+        # Whoever follows a masked run sees rounds and states: a gradient is a total of records.
+        self._events.round(replace(report, gradient_norm=None, tolerance=None) if self._masked else report)
         if report.round > self._reached:
             self._news["lost"] = 0  # this attempt got further than those before
         if report.absent != self._absent:

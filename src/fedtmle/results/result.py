@@ -73,7 +73,7 @@ class StudyResult:
         Raises
         ------
         InputError
-            Too few people were analysed or are in an arm, or the floor is below five.
+            Fewer people were analysed, or are in an arm, than the floor says.
 
         Examples
         --------

@@ -271,6 +271,8 @@ def result_flow(document: Document, k: int) -> Flow:
 
 def published_result(document: Document, k: int) -> Document:
     """Return what goes out of a study's result for the floor ``k``, which ``published`` and a note state."""
+    if k < 1:
+        raise NotPublishableError("floor: expected at least 1")
     if "published" in document:
         raise NotPublishableError("this result is published already")
     shown = published(document, RESULT, Whole(k=k, document=document, flow=result_flow(document, k)))

@@ -1,4 +1,9 @@
-"""Counts of people, rounded so that nobody learns of a group of 1 to k - 1: see `cut`."""
+"""Counts of people, rounded so that nobody learns of a group of 1 to k - 1: see `cut`.
+
+This holds for any k, table by table: the tests try all small ones. It does not cover two tables that divide
+the same few people in two ways: of all small pairs of such tables, tried in the same way, many give a cell
+away with k = 3 and 4, and few with 5. So the policy's own floor is five.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +13,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from fedtmle_core.errors import InputError
-
-# The rules below hold for any k, table by table: the tests try all small ones. They do not cover two tables
-# that divide the same few people in two ways: of all small pairs of such tables, tried in the same way, many
-# give a cell away with k = 3 and 4, and few with 5.
-LEAST_FLOOR = 5
 
 
 class NotPublishableError(InputError):

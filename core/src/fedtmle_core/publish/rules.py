@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from fedtmle_core.publish.counts import LEAST_FLOOR, Flow, NotPublishableError, cells, cut, multiple
+from fedtmle_core.publish.counts import Flow, NotPublishableError, cells, cut, multiple
 from fedtmle_core.publish.numbers import SE_DIGITS, digits, estimated, on_grid, step_above
 
 Plain: TypeAlias = Any  # None, bool, int, float, str, or a list or dict (by text) of such
@@ -50,8 +50,6 @@ Allowed: TypeAlias = "Rule | Each | Named | Mapping[str, Allowed]"
 
 def published(document: Document, allowed: Mapping[str, Allowed], whole: Whole) -> Document:
     """Return what goes out of a document: the keys on the list, each by its rule; all others stay."""
-    if whole.k < LEAST_FLOOR:
-        raise NotPublishableError(f"the floor must be at least {LEAST_FLOOR}")
     return {key: _apply(item, allowed[key], whole) for key, item in document.items() if key in allowed}
 
 
