@@ -17,6 +17,7 @@ from fedtmle.estimation.people import People
 from fedtmle.estimation.planned import plan_of
 from fedtmle.estimation.regression import Record, Regression
 from fedtmle.initial.glm import FittedGLM
+from fedtmle.programs.flow import StudyDetails
 from fedtmle.protocol.outcome import Targeted
 from fedtmle_core.admit import Judged, admit
 from fedtmle_core.evaluate import Workspace
@@ -45,6 +46,7 @@ def before() -> dict[str, tuple[float, ...]]:
     finished, _ = finish(EXACT, SILOS)
     outcome = finished.outcome
     assert isinstance(outcome, Targeted)
+    assert isinstance(outcome.details, StudyDetails)
     found = {}
     for role, (fitted,) in outcome.details.nuisances.items():
         assert isinstance(fitted, FittedGLM)

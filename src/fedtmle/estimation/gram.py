@@ -46,8 +46,8 @@ def centred(regression: Regression) -> Array:
     design = regression.design
     size = len(design.columns)
     A = np.zeros((size, size))
-    for j, ((low, high), exponent) in enumerate(zip(design.ranges, design.exponents, strict=True)):
-        low, high = math.ldexp(low, -exponent), math.ldexp(high, -exponent)  # noqa: PLW2901 - of the unit column
+    for j, ((least, most), centre) in enumerate(zip(design.unit_ranges, design.centres, strict=True)):
+        low, high = least - centre, most - centre
         moves = design.has_intercept and j > 0 and not low <= 0.0 <= high
         middle = 0.5 * (low + high) if moves else 0.0
         reach = max(high - middle, middle - low) or 1.0

@@ -18,7 +18,7 @@ from fedtmle_core.blocks import Block, Lattice, Layer, Score
 from fedtmle_core.terms import Term, product
 from fedtmle_core.types import Array, Family, Part, unpack
 
-# Unit columns are at most 1 in magnitude, so that this bounds a linear predictor: a core answers up to 700.
+# The largest linear predictor that columns within their ranges may have: a core answers up to 700.
 LARGEST_PREDICTOR = 640.0
 
 
@@ -49,7 +49,10 @@ class Loss:
 
     def admits(self, eps: Array) -> bool:
         """Return whether a point may be asked for: no linear predictor runs away."""
-        return bool((np.abs(eps.reshape(-1, self.size)).sum(axis=1) <= LARGEST_PREDICTOR).all())
+        design = self.regression.design
+        pairs = zip(design.unit_ranges, design.centres, strict=True)
+        reach = np.array([max(high - centre, centre - low) for (low, high), centre in pairs])
+        return bool(((np.abs(eps.reshape(-1, self.size)) * reach).sum(axis=1) <= LARGEST_PREDICTOR).all())
 
     def shared_blocks(self, lattice: Lattice | None = None) -> tuple[Block, ...]:
         """Return what is asked once, because the gradients at all points share it."""

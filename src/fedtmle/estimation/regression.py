@@ -114,10 +114,7 @@ class Regression:
 
     def raw(self, eps: Array) -> tuple[tuple[float, ...], ...]:
         """Return the coefficients of the raw columns, given those of unit columns."""
-        exponents = np.array(self.design.exponents)
-        return tuple(
-            tuple(row.tolist()) for row in np.ldexp(eps.reshape(self.blocks, len(exponents)), -exponents)
-        )
+        return tuple(self.design.raw(row) for row in eps.reshape(self.blocks, len(self.design.columns)))
 
 
 @final

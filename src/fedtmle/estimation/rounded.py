@@ -52,10 +52,14 @@ FINER = (
     2.0**-14
 )  # rounding of the next gradient over the norm of this one: a step squares the distance at best
 FINEST = 46  # binary places of the finest lattice: sums of numbers bounded by 1 have 50
-LONGEST_STEP = 4.0  # in u, the root mean square change of the linear predictor
+# In u, the root mean square change of the linear predictor; a mean that grows by e^4 may be beyond its bound.
+LONGEST_STEP = {Family.LOGISTIC: 4.0, Family.GAUSSIAN: 4.0, Family.POISSON: 1.0}
 CURVATURE_ROUND = 2  # the curvature at the first point is that of a point too far from the fit
-WORTH_CURVATURES = (2.0**-6, 2.0**-3)  # ask for a curvature, and for another, only if a step is longer
-MOST_CURVATURES = 6  # of a multinomial fit, which has one for each pair of classes: four classes
+NEAR, FAR = 2.0**-6, 2.0**-3  # steps: a curvature is worth nothing below, and soon out of date above
+SHORTEST, LONGEST = 0.125, 0.5  # parts of a step that went too far
+SLOW = 0.25  # ratio of the lengths of two steps above which another curvature is worth its numbers
+MOST_CURVATURES = 6  # rare events and long tails need more than one
+MOST_PAIRS = 6  # of classes but the first, each of which has a curvature: those of four classes
 MAX_ROUNDS = 80
 MINORITY = 2.0**-20  # treat the response as constant if the minority's share of the weight is below this
 SEPARATED = 1e-5  # treat as separated if this share of the first curvature is left along a step
@@ -155,7 +159,19 @@ class Metric:
     """A quasi-Newton model of the curvature: a factored matrix, and the steps since it was made."""
 
     factor: Array
+    weakest: float  # the largest entry of the inverse: how far rounding may move a fit
     steps: tuple[Step, ...] = ()
+
+    @classmethod
+    def of(cls, matrix: Array) -> Metric:
+        """Return the model of a matrix, which is lifted just enough to make it positive definite."""
+        scale, lift = math.fsum(np.diag(matrix).tolist()) / len(matrix), 0.0
+        while True:
+            factor = cholesky(matrix, shift=lift, floor=2.0**-10 * scale)
+            if factor is not None:
+                inverse = invert_lower(factor)
+                return cls(factor=factor, weakest=float((inverse * inverse).sum(axis=0).max()))
+            lift = 4.0 * lift if lift else 2.0**-8 * scale
 
     def solve(self, gradient: Array) -> Array:
         """Return the step that brings the gradient to zero if the model is right (two-loop recursion)."""
@@ -186,6 +202,18 @@ class Place:
         return self.norm + self.rounding
 
 
+def _back(base: Place, place: Place) -> float:
+    """Return which part of a step to take instead; 1 if it was good.
+
+    The loss is convex: it has fallen all along a step at whose end it still falls.
+    """
+    moved = place.u - base.u
+    before, after = dot(base.gradient, moved), dot(place.gradient, moved)
+    if place.size < base.size or after <= 0.0:
+        return 1.0
+    return min(max(-before / (after - before), SHORTEST), LONGEST)
+
+
 @final
 @dataclass
 class Search:
@@ -200,51 +228,67 @@ class Search:
     borrowed: dict[str, Array]
     loss: Loss = field(init=False)
     C: Array = field(init=False)  # of one class
+    products: Array = field(init=False)  # the mean of products of the columns C x
     goal: float = field(init=False)
 
     def __post_init__(self) -> None:
         self.loss, self.C = Loss(self.regression, self.n), self.gram.whitener
+        self.products = np.eye(len(self.C))
+        if self.regression.ridge:
+            # The penalty is a part of the curvature: with it the coordinates are easy.
+            bend = math.fsum(np.diag(self._bend()).tolist()) / self.regression.blocks
+            of_class = self.regression.penalty[: len(self.C), : len(self.C)]
+            factor = cholesky(self.products + congruence(self.C, of_class) / bend)
+            if factor is not None:
+                root = invert_lower(factor)
+                self.C, self.products = on_grid(multiply(root, self.C)), multiply(root, root.T)
         self.goal = UNITS[self.regression.family] * self.accuracy / math.sqrt(self.n)
 
     def run(self) -> Flow[Fit]:
         """Return the fit."""
         u, previous, curvature, expected = self._start()
         mean = math.fsum(np.diag(curvature).tolist()) / len(curvature)
-        metric, initial = Metric(factor=_factored(curvature)), max(expected, mean * previous)
+        metric, initial = Metric.of(curvature), max(expected, mean * previous)
         base: Place | None = None
-        before = 0.0
+        now, asked = 0.0, 0  # the ratio of the last two steps, and how many curvatures there were
         least = 0.125 * self.goal * mean  # rounding of a gradient that the goal allows
-        is_bent = self.regression.family is not Family.GAUSSIAN and len(self.loss.pairs) <= MOST_CURVATURES
-        worth = list(WORTH_CURVATURES) if is_bent else []
+        longest = LONGEST_STEP[self.regression.family]
         for number in range(1, MAX_ROUNDS + 1):
             tolerance = max(least, FINER * expected)
-            asks = number >= CURVATURE_ROUND and bool(worth) and previous > worth[0]
+            asks = number >= CURVATURE_ROUND and self._is_worth(asked, previous, now)
             place, matrix = yield from self._evaluate(u, tolerance, mean if asks else None)
+            asked += matrix is not None
             if base is not None:
+                ahead = _back(base, place)
+                if ahead < 1.0:
+                    u, now = base.u + ahead * (place.u - base.u), 1.0
+                    continue
                 metric = self._learned(metric, base, place, mean)
-            if matrix is not None:
-                worth, metric = worth[1:], Metric(factor=_factored(matrix + self._penalty()))
-            is_better = base is None or place.size < base.size
-            if base is None or is_better or matrix is not None:
-                base = place
-            step = metric.solve(base.gradient)
+            metric = metric if matrix is None else Metric.of(matrix + self._penalty())
+            base, step = place, metric.solve(place.gradient)
             length = norm(step)
-            if is_better:
-                share = length / base.norm if base.norm else 1.0 / mean
-                now = length / previous if previous else 1.0
-                rate, before = max(2.0 * now, before), now  # not luckier than the step before
-                left = min(0.5, rate if number > 1 else 0.5) * length + base.rounding * share
-                if left <= self.goal:
-                    return self._fit(base.u + step, left)
-                previous, least = length, min(least, 0.125 * self.goal / share)
+            before, now = now, length / previous if previous else 1.0
+            share = max(length / base.norm if base.norm else 0.0, metric.weakest)
+            rate = max(2.0 * now, before) if number > 1 else 0.5  # not luckier than the step before
+            left = min(rate, 1.0) * length + base.rounding * share
+            if left <= self.goal:
+                return self._fit(base.u + step, left)
+            previous, least = length, min(least, 0.125 * self.goal / share)
             expected = base.norm
-            u = base.u + step * min(1.0, LONGEST_STEP / (length or 1.0))
+            u = base.u + step * min(1.0, longest / (length or 1.0))
             if not self.loss.admits(self._eps(u)):
                 self._refuse_runaway(base, initial)
         raise FitError(
             "convergence",
             f"{self.regression.label}: the fit did not converge; give it a small ridge, or fewer terms",
         )
+
+    def _is_worth(self, asked: int, previous: float, now: float) -> bool:
+        """Return whether to ask for a curvature: far from the fit, and again where steps hardly shorten."""
+        if self.regression.family is Family.GAUSSIAN or len(self.loss.pairs) > MOST_PAIRS:
+            return False
+        is_slow = asked < MOST_CURVATURES and (previous > FAR or now > SLOW)
+        return previous > NEAR and (asked == 0 or is_slow)
 
     def _start(self) -> tuple[Array, float, Array, float]:
         """Return the first point, how far it is from that of the intercepts, curvature, and gradient norm."""
@@ -269,16 +313,17 @@ class Search:
                 gradient[j * size] = 0.0
         elif regression.classes:
             gradient = np.zeros_like(gradient)  # the mean of the columns is not known
-        curvature = np.kron(self._bend(means), np.eye(size)) + self._penalty()
-        factor = cholesky(curvature)
+        curvature = np.kron(self._bend(), self.products) + self._penalty()
+        factor, longest = cholesky(curvature), LONGEST_STEP[family]
         step = np.zeros_like(start) if factor is None else -solve_factored(factor, gradient)
         length = norm(step)
-        step = step * min(1.0, LONGEST_STEP / (length or 1.0))
-        return start + step, min(length, LONGEST_STEP), curvature, norm(gradient)
+        step = step * min(1.0, longest / (length or 1.0))
+        return start + step, min(length, longest), curvature, norm(gradient)
 
-    def _bend(self, means: Array) -> Array:
+    def _bend(self) -> Array:
         """Return the second derivative of a record's loss at the fit of the intercepts alone, by class."""
         share, first = 1.0, self.first
+        means = np.array(first.responses) / first.weight
         if self.regression.whole is not None and self.regression.design.has_intercept:
             # The matrix is that of everybody, folds that are left out included.
             share = first.weight / math.ldexp(
@@ -361,14 +406,3 @@ class Search:
     def _fit(self, u: Array, left: float) -> Fit:
         error = left * math.sqrt(self.n) / UNITS[self.regression.family]
         return Fit(regression=self.regression, coefficients=self.regression.raw(self._eps(u)), error=error)
-
-
-def _factored(matrix: Array) -> Array:
-    """Return the Cholesky factor of the matrix, lifted just enough to make it positive definite."""
-    scale = math.fsum(np.diag(matrix).tolist()) / len(matrix)
-    lift = 0.0
-    while True:
-        factor = cholesky(matrix, shift=lift, floor=2.0**-10 * scale)
-        if factor is not None:
-            return factor
-        lift = 4.0 * lift if lift else 2.0**-8 * scale

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import final
 
+import numpy as np
+
 from fedtmle.errors import InputError
 from fedtmle.estimation.worlds import AS_IT_IS, Given, World, scaled
 from fedtmle.initial.design import (
@@ -41,7 +43,8 @@ from fedtmle.initial.syntax import (
 from fedtmle_core import dictionary, leaves
 from fedtmle_core.blocks import Layer
 from fedtmle_core.leaves import HIGHEST_POWER
-from fedtmle_core.terms import Term, product, total
+from fedtmle_core.terms import ONE, Term, product, total
+from fedtmle_core.types import Array
 
 
 @final
@@ -225,12 +228,21 @@ class LoaderColumn:
         return dictionary.Numeric(name=self.part.label, low=self.low, high=self.high)
 
 
+FAR = 4.0  # half widths from 0: nearer, a column in place is as good
+
+
+def _centre(low: float, high: float) -> float:
+    middle = 0.5 * (low + high)
+    return middle if abs(middle) > FAR * 0.5 * (high - low) > 0.0 else 0.0
+
+
 @final
 @dataclass(frozen=True, kw_only=True)
 class Design:
     """The columns of a formula: raw column j is ``columns[j]`` times ``factors[j]``.
 
-    Fits work in unit columns, the raw ones over the least power of two above their range (``exponents``).
+    Fits work in unit columns: the raw ones over the least power of two above their range (``exponents``),
+    less the middle of a range that is far from 0, such as a year's (``centres``).
     """
 
     formula: Formula
@@ -249,6 +261,19 @@ class Design:
         return self.names[:1] == ("1",)
 
     @property
+    def centres(self) -> tuple[float, ...]:
+        """What is taken off each unit column: without an intercept nothing is."""
+        if not self.has_intercept:
+            return (0.0,) * len(self.columns)
+        return (0.0, *(_centre(low, high) for low, high in self.unit_ranges[1:]))
+
+    @property
+    def unit_ranges(self) -> tuple[Range, ...]:
+        """The ranges of the unit columns before they are centred."""
+        pairs = zip(self.ranges, self.exponents, strict=True)
+        return tuple((math.ldexp(low, -e), math.ldexp(high, -e)) for (low, high), e in pairs)
+
+    @property
     def unit_factors(self) -> tuple[float, ...]:
         """The factor between each unit column and its term."""
         return tuple(math.ldexp(f, -e) for f, e in zip(self.factors, self.exponents, strict=True))
@@ -262,10 +287,21 @@ class Design:
         offset: Term | None = None,
     ) -> Layer:
         """Return one record of each person, with the unit columns as they are in a world."""
-        columns = [scaled(term) for term in world.of_all(self.columns)]
-        factors = [f * unit for (_, f), unit in zip(columns, self.unit_factors, strict=True)]
-        X = tuple(term for term, _ in columns)
-        return Layer(X=X, factors=tuple(factors), y=y, w=w, offset=offset)
+        X, factors = [], []
+        units = zip(world.of_all(self.columns), self.unit_factors, self.centres, strict=True)
+        for term, unit, centre in units:
+            bare, factor = scaled(term if not centre else total([term, ONE], [unit, -centre]))
+            X.append(bare)
+            factors.append(factor if centre else factor * unit)
+        return Layer(X=tuple(X), factors=tuple(factors), y=y, w=w, offset=offset)
+
+    def raw(self, eps: Array) -> tuple[float, ...]:
+        """Return the coefficients of the raw columns, given those of unit columns."""
+        unit = np.array(eps)
+        if self.has_intercept:
+            moved = math.fsum(e * centre for e, centre in zip(eps.tolist(), self.centres, strict=True))
+            unit[0] -= math.ldexp(moved, self.exponents[0])  # the intercept's column is 2^-exponent
+        return tuple(np.ldexp(unit, -np.array(self.exponents)).tolist())
 
     def predictor(self, coefficients: Iterable[float], world: World = AS_IT_IS) -> Term:
         """Return the linear predictor of coefficients on the raw columns, as it is in a world."""
