@@ -31,7 +31,6 @@ from runs import (
 from fedtmle_core import messages
 from fedtmle_core.around import Named, Reply, Result, Totals
 from fedtmle_core.blocks import Moments
-from fedtmle_core.core import result_statement
 from fedtmle_core.court import Court
 from fedtmle_core.errors import FedTMLEError, InputError, JournalError
 from fedtmle_core.evaluate import values_of
@@ -48,6 +47,7 @@ from fedtmle_core.messages import (
     Open,
     Refused,
     Settle,
+    result_statement,
 )
 from fedtmle_core.plan import Question
 from fedtmle_core.seal import encoded, is_signed

@@ -27,7 +27,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from hashlib import sha256
 from typing import TypeVar, final
 
 from fedtmle_core import messages
@@ -50,6 +49,7 @@ from fedtmle_core.messages import (
     Refused,
     Settle,
     Settled,
+    result_statement,
 )
 from fedtmle_core.noise import discrete_gaussian
 from fedtmle_core.plan import Lane, Plan, Question
@@ -429,11 +429,6 @@ class Core:
         if not self._is_charged:
             self._hospital.office.charge(self._plan)
             self._is_charged = True
-
-
-def result_statement(plan: bytes, run: bytes, names: Sequence[str], published: bytes) -> tuple[object, ...]:
-    """Return what hospitals sign of a published result; anyone can check it with their public keys."""
-    return ("result", plan, run, list(names), sha256(published).digest())
 
 
 def _given(value: T | None) -> T:

@@ -16,6 +16,8 @@ compared, so that nothing has two forms.
 from __future__ import annotations
 
 import enum
+import hashlib
+from collections.abc import Sequence
 from typing import TypeAlias, TypeVar
 
 import msgspec
@@ -147,6 +149,11 @@ def decode_request(data: bytes) -> Request:
 def decode_reply(data: bytes) -> Reply:
     """Return the reply that these bytes are, or raise `DecodeError`."""
     return _decode(data, _replies)
+
+
+def result_statement(plan: bytes, run: bytes, names: Sequence[str], published: bytes) -> tuple[object, ...]:
+    """Return what hospitals sign of a published result; anyone can check it with their public keys."""
+    return ("result", plan, run, list(names), hashlib.sha256(published).digest())
 
 
 def _decode(data: bytes, decoder: msgspec.msgpack.Decoder[T]) -> T:
