@@ -1,10 +1,9 @@
-"""Preflight: what leaves a silo is thresholded, complements too; the pooled view is made of that alone."""
+"""Table 1 by arm before a study runs: the table of all rows, rounded once the silos are added up."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import re
 from pathlib import Path
 from typing import Any
@@ -12,29 +11,17 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import fedtmle as ft
 from fedtmle.cli import app
-from fedtmle.protocol.bins import visible
 from fedtmle.studies import preflight as room
-from fedtmle.studies.preflight import (
-    Preflight,
-    SiloTable,
-    describe_silo,
-    table1_columns,
-    thresholded,
-)
+from fedtmle.studies.preflight import Preflight, baseline
 from fedtmle.studyfile.file import StudyFile
-from fedtmle.studyfile.schema import schema_of
 from fedtmle.targets.diagnostics import Characteristic
 from fedtmle.text.preflight import render_preflight
 from tests.declare import declare
 from tests.effects.longhand import irls
-from tests.narrow import load
-from tests.premise import Premise
 
 STUDY = ft.Study(
     target=ft.ATE(outcome="y", treatment="a"),
@@ -82,73 +69,65 @@ def test_large_silos_pool_to_the_table_of_all_rows(tmp_path: Path) -> None:
     assert [count.count for count in view.arm_counts] == by_arm.size().tolist()
     x = line(view, "x")
     assert x.silos == 2
-    assert np.allclose(x.mean, by_arm.x.mean())
-    assert x.sd is not None
-    assert np.allclose(x.sd, by_arm.x.std())
-    spread = math.sqrt(by_arm.x.var().mean())
-    assert x.difference == pytest.approx((x.mean[1] - x.mean[0]) / spread)
+    assert (np.abs(np.array(x.mean) - by_arm.x.mean()) <= 50 / by_arm.size() * 1.3).all()
+    assert x.sd == ()  # of a range of 25 deviations one person could be most of the squares
+    assert x.difference is None
+    large = preflight(study_file(tmp_path, {"one": frame(2000, 1), "two": frame(1500, 2)}))
+    rows = pd.concat([frame(2000, 1), frame(1500, 2)])
+    of_arm = rows.groupby("a").x
+    x = line(large, "x")
+    assert x.sd == pytest.approx(of_arm.std().tolist(), rel=0.05)
+    error = of_arm.std() / np.sqrt(rows.groupby("a").size())  # a mean is rounded to 1 to 2.5 of this
+    assert (np.abs(np.array(x.mean) - of_arm.mean()) <= 1.3 * error).all()
+    assert x.difference == pytest.approx((x.mean[1] - x.mean[0]) / np.mean(x.sd), abs=1e-3)
+    rows = pd.concat(frames.values())
     assert line(view, "b", "1").sd is None  # 0 and 1: a share
-    assert np.allclose(line(view, "b", "1").mean, by_arm.b.mean())
+    assert (np.abs(np.array(line(view, "b", "1").mean) - by_arm.b.mean()) * by_arm.size() <= 2.5).all()
     shares = rows.assign(u=rows.f == "u").groupby("a").u.mean()
-    assert np.allclose(line(view, "f", "u").mean, shares)
+    assert (np.abs(np.array(line(view, "f", "u").mean) - shares) * by_arm.size() <= 2.5).all()
     assert [count.count for count in view.missing] == [0] * 5
 
 
-def test_a_small_cell_hides_its_line_in_that_silo_only(tmp_path: Path) -> None:
+def test_a_small_cell_is_rounded_once_the_silos_are_added_up(tmp_path: Path) -> None:
     rare = frame(200, 2)
     rare["f"] = np.where(np.arange(200) < 6, "u", rare.f.replace("u", "v"))
     frames = {"one": frame(300, 1), "two": rare}
-    view = preflight(study_file(tmp_path, frames))
-    shown = line(view, "f", "u")
-    assert shown.silos == 1
-    one = frames["one"].assign(u=frames["one"].f == "u").groupby("a").u.mean()
-    assert np.allclose(shown.mean, one)
-    assert line(view, "x").silos == 2
+    shown = line(preflight(study_file(tmp_path, frames)), "f", "u")
+    rows = pd.concat(frames.values())
+    shares = rows.assign(u=rows.f == "u").groupby("a").u.agg(["mean", "size"])
+    assert shown.silos == 2
+    assert (np.abs(np.array(shown.mean) - shares["mean"]) * shares["size"] <= 2.5).all()
+    alone = line(preflight(study_file(tmp_path, {"two": rare})), "f", "u")
+    counts = np.array(alone.mean) * rare.groupby("a").size().to_numpy()
+    assert set(np.round(counts, 6)) <= {0.0, 5.0}  # six people in two arms
 
 
-@pytest.mark.parametrize(("rare", "silos"), [(3, 1), (40, 2)])
-def test_sums_of_few_values_are_counts_in_disguise(tmp_path: Path, rare: int, silos: int) -> None:
-    """Of 0, 1 and 2 the sum and the sum of squares tell how many have each."""
-    data = frame(300, 1)
-    data["x"] = np.where(np.arange(300) < rare, 2, np.arange(300) % 2)
-    view = preflight(study_file(tmp_path, {"one": data, "two": frame(200, 2)}))
-    assert line(view, "x").silos == silos
-
-
-def test_a_silo_whose_arm_is_small_shows_nothing_by_arm(tmp_path: Path) -> None:
+def test_nothing_by_arm_is_shown_of_a_small_arm(tmp_path: Path) -> None:
     lopsided = frame(100, 3)
     lopsided["a"] = (np.arange(100) < 4).astype(int)
-    view = preflight(study_file(tmp_path, {"one": frame(300, 1), "two": lopsided}))
-    assert [count.silos for count in view.arm_counts] == [1, 1]
-    assert {line.silos for line in view.lines} == {1}
-    assert "1 of 2 silos have at least 5 records in every arm" in " ".join(render_preflight(view).split())
+    both = preflight(study_file(tmp_path, {"one": frame(300, 1), "two": lopsided}))
+    assert {line.silos for line in both.lines} == {2}  # the arm is large in all silos together
     alone = preflight(study_file(tmp_path, {"two": lopsided}))
     assert all(line.silos == 0 and line.mean == () for line in alone.lines)
+    assert [count.count for count in alone.arm_counts] in ([100, 0], [95, 5])
     assert "hidden" in render_preflight(alone)
     assert (
         len(re.findall(r"^f\b", render_preflight(alone), flags=re.MULTILINE)) == 1
     )  # its levels in one line
-    assert "96" not in render_preflight(alone).replace("2 silos", "")
+    assert "96" not in render_preflight(alone)
 
 
-@pytest.mark.parametrize(("lost", "told"), [(0, 0), (4, None), (12, None), (60, 60)])
-def test_missing_values_are_counted_only_where_every_arm_lost_none_or_enough(
-    tmp_path: Path, lost: int, told: int | None
+@pytest.mark.parametrize(("lost", "told"), [(0, {0}), (2, {0}), (3, {0, 5}), (13, {15}), (60, {60})])
+def test_missing_values_are_counted_in_multiples_of_the_floor(
+    tmp_path: Path, lost: int, told: set[int]
 ) -> None:
-    """Twelve are above the floor, but not in each arm: with sums by arm they would tell both parts."""
     data = frame(300, 1)
-    data.loc[: lost - 1, "x"] = np.nan
-    if lost == 60:
-        data["a"] = np.arange(300) % 2
-    if lost == 12:
-        data["a"] = (np.arange(300) % 4 == 0).astype(int)
+    data.loc[np.arange(300) < lost, "x"] = np.nan
     view = preflight(study_file(tmp_path, {"one": data, "two": frame(200, 2)}))
     counts = {count.name: count for count in view.missing}
-    two = 0 if told is None else told
-    assert counts["x"].count == two
-    assert counts["x"].silos == (1 if told is None else 2)
-    assert view.lost[0].silos == counts["x"].silos
-    assert line(view, "x").silos == (1 if told is None else 2)
+    assert counts["x"].count in told
+    assert view.lost[0].count in {*told, lost}  # a table of large cells is exact
+    assert line(view, "x").silos == 2
 
 
 def test_outcomes_by_arm_are_nowhere_in_it(tmp_path: Path) -> None:
@@ -166,8 +145,8 @@ def test_predictions_weights_and_clusters_are_no_characteristics() -> None:
         cluster="f",
         variables=declare(STUDY.variables, f="identifier"),
     )
-    what = table1_columns(study)
-    assert what.numeric == ("x",)
+    what = baseline(study)
+    assert [number.name for number in what.numbers] == ["x"]
     assert what.factors == {}
 
 
@@ -180,78 +159,6 @@ def test_one_silo_in_full_for_its_owner(tmp_path: Path) -> None:
     assert {count.name: count.count for count in view.missing}["y"] == 3
     assert "hidden" not in render_preflight(view).partition("Each line")[0]
     assert "in full, for its owner" in render_preflight(view)
-
-
-def sums(table: SiloTable) -> list[int]:
-    """Every count that is a function of what left the silo by one subtraction within a total."""
-    told: list[int] = []
-    if None in table.arms and table.arms != (None, None):
-        told.append(table.n_rows - sum(count for count in table.arms if count is not None))
-    told += [count for count in table.arms if count is not None]
-    for name in {name for name, _ in table.levels}:
-        for a, arm in enumerate(table.arms):
-            cells = [counts[a] for (factor, _), counts in table.levels.items() if factor == name]
-            seen = [cell for cell in cells if cell is not None]
-            told += seen
-            if seen and arm is not None and None in cells:
-                told.append(arm - sum(seen))
-    for by_arm in table.numeric.values():
-        for moments, arm in zip(by_arm, table.arms, strict=True):
-            if moments is not None and arm is not None:
-                told.append(moments.count)
-                told += [arm - moments.count] if arm > moments.count else []
-                told += [moments.smallest_cell] if moments.smallest_cell is not None else []
-    told += [lost.count for lost in table.missing.values() if lost is not None and lost.count]
-    return told
-
-
-is_shown = Premise("a count is shown", at_least=0.25)
-
-
-@is_shown
-@settings(max_examples=40, deadline=None)
-@given(
-    seed=st.integers(0, 10_000),
-    n=st.integers(20, 200),
-    gaps=st.floats(0, 0.4),
-    treated=st.floats(0.05, 0.95),
-    floor=st.integers(2, 15),
-)
-def test_no_count_below_the_floor_leaves_a_silo(
-    seed: int, n: int, gaps: float, treated: float, floor: int
-) -> None:
-    rng = np.random.default_rng(seed)
-    data = frame(n, seed)
-    data["a"] = (rng.random(n) < treated).astype(int)
-    data["x"] = data.x.mask(rng.random(n) < gaps)
-    schema = schema_of(STUDY)
-    lenient = type(schema)(tuple(type(c)(**{**vars(c), "may_be_missing": True}) for c in schema.columns))
-    table = load(data, lenient, silo="one")
-    left = thresholded(describe_silo(table1_columns(STUDY), table), floor)
-    shown = list(sums(left))
-    if is_shown.holds(shown):
-        assert min(shown) >= floor
-
-
-is_partly_hidden = Premise("some counts are shown and others are not", at_least=0.06)
-
-
-@is_partly_hidden
-@given(
-    counts=st.lists(st.integers(0, 40), min_size=1, max_size=6),
-    rest=st.integers(0, 30),
-    floor=st.integers(1, 12),
-)
-def test_what_is_hidden_of_a_total_is_nothing_or_at_least_the_floor(
-    counts: list[int], rest: int, floor: int
-) -> None:
-    shown = visible(counts, sum(counts) + rest, floor)
-    seen = [count for count in shown if count is not None]
-    assert all(count >= floor for count in seen)
-    hidden = sum(counts) + rest - sum(seen)
-    is_partly_hidden.holds(seen and None in shown)
-    assert not seen or hidden >= floor or (hidden == 0 and None not in shown)
-    assert all(a is None or a == b for a, b in zip(shown, counts, strict=True))
 
 
 def test_the_command(tmp_path: Path) -> None:
@@ -291,26 +198,11 @@ def test_overlap_is_the_histogram_of_the_pooled_fit(tmp_path: Path) -> None:
     for arm, each in enumerate(found):
         expected, _ = np.histogram(g[rows.a == arm], bins=each["edges"])
         assert each["hidden_in"] == [0] * len(expected)
-        # Each of two silos joins bins of fewer than 5 with a neighbour: few people are moved over an edge.
+        # Sums of neighbours are multiples of 5: few people are moved over an edge.
         moved = np.abs(np.cumsum(each["counts"]) - np.cumsum(expected))
         assert moved.max() < 2 * 5
-        assert (moved == 0).mean() > 0.7
         assert sum(count > 0 for count in each["counts"]) >= 8
         assert sum(each["counts"]) == (rows.a == arm).sum()
-
-
-def test_a_table_from_some_silos_only_says_so_and_claims_no_balance(tmp_path: Path) -> None:
-    frames = {"one": frame(2000, 1), "two": frame(2000, 2)}
-    for data in frames.values():
-        data["a"] = np.arange(2000) % 2
-    whole = render_preflight(preflight(study_file(tmp_path, frames)))
-    assert "No characteristic differs between the arms" in whole.replace("\n", " ")
-    assert "of some silos only" not in whole
-    frames["two"]["a"] = (np.arange(2000) < 3).astype(int)  # three people in an arm: nothing by arm is shown
-    part = render_preflight(preflight(study_file(tmp_path, frames)))
-    assert "of some silos only" in part
-    assert "does not say whether these are balanced" in part.replace("\n", " ")
-    assert "No characteristic differs" not in part
 
 
 def test_the_strictest_floor_of_the_silo_files_holds_and_no_study_can_lower_it(tmp_path: Path) -> None:
@@ -323,7 +215,7 @@ def test_the_strictest_floor_of_the_silo_files_holds_and_no_study_can_lower_it(t
         StudyFile(path=file.path, study=file.study, silos={**file.silos, "two": tmp_path / "two.toml"})
     )
     assert (preflight(file).floor, strict.floor) == (5, 40)
-    assert "cells below 40 stay in their silo" in render_preflight(strict)
+    assert "nothing is said about fewer than 40" in render_preflight(strict)
     told = [count for each in cells(strict) for count in each["counts"] if count]
     assert told
     assert min(told) >= 40
@@ -356,15 +248,12 @@ def test_rows_without_a_covariate_or_an_outcome_do_not_stop_the_overlap(tmp_path
 
 
 @pytest.mark.parametrize("value", [0.0, 7.25])
-def test_a_constant_column_says_so_and_keeps_its_value(tmp_path: Path, value: float) -> None:
+def test_a_constant_column_keeps_its_value(tmp_path: Path, value: float) -> None:
     frames = {"one": frame(300, 1).assign(x=value), "two": frame(200, 2).assign(x=value)}
     view = preflight(study_file(tmp_path, frames))
-    assert line(view, "x").constant
     assert line(view, "x").mean == ()
-    assert re.search(r"^x +one value +one value +- +2 of 2$", render_preflight(view), flags=re.MULTILINE)
+    assert re.search(r"^x +hidden +hidden +-$", render_preflight(view), flags=re.MULTILINE)
     assert "7.25" not in json.dumps(view.to_dict())
-    mixed = preflight(study_file(tmp_path, {**frames, "two": frame(200, 2)}))
-    assert (line(mixed, "x").constant, line(mixed, "x").silos) == (False, 1)
 
 
 def test_labels_units_and_words_are_those_of_the_dictionary() -> None:

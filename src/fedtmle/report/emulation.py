@@ -179,7 +179,7 @@ def table1(
 
     Each of ``lines`` has a `label`, the `mean` and `sd` of every arm (without `sd`, the mean is a share;
     without `mean`, the line is hidden), the largest standardised `difference` from the first arm, which with
-    two arms is the only one, and whether it is `constant`.
+    two arms is the only one.
     """
     rows = [[unit, *counts, ""]]
     for line in lines:
@@ -191,12 +191,12 @@ def table1(
 
 
 def _cell(line: Document, arm: int) -> str:
-    if line.get("constant"):
-        return "one value"
     if not line["mean"]:
         return "-"
     mean = line["mean"][arm]
-    return f"{mean:.1%}" if line["sd"] is None else f"{_rounded(mean)} ({_rounded(line['sd'][arm])})"
+    if line["sd"] is None:
+        return f"{mean:.1%}"
+    return f"{_rounded(mean)} ({_rounded(line['sd'][arm])})" if line["sd"] else _rounded(mean)
 
 
 def _rounded(value: float) -> str:
@@ -282,13 +282,9 @@ def _table1(emulation: Document) -> str:
         if line["level"] is not None and levels[line["name"]] != ["1"]:  # the share of 1 needs no level
             name = f"{name}: {line['level']}"
         lines.append({**line, "label": name})
-    counts = [_count(described, count["count"]) for count in described["arm_counts"]]
-    note = f"No cell of fewer than {described['floor']} people leaves a silo; such cells are not in the sums."
+    counts = [f"{count['count']:,}" for count in described["arm_counts"]]
+    note = f"Rounded, so that nothing is said about fewer than {described['floor']} people."
     return table1(described["arms"], counts, lines, note, unit="people")
-
-
-def _count(described: Document, count: int | None) -> str:
-    return f"<{described['floor']}" if count is None else f"{count:,}"
 
 
 # The TARGET statement's items, in our words, by its six sections.

@@ -206,9 +206,8 @@ def named_histograms(
 class Characteristic:
     """One row of Table 1: the mean and standard deviation, or the share (``sd`` is None), in each arm.
 
-    It is computed from the ``silos`` that disclose it in all arms, so that the arms are comparable; the
-    tuples are empty if there are none. ``difference`` is the largest standardised difference to the
-    reference arm. With ``constant``, each silo has a single value, which is not disclosed.
+    ``difference`` is the largest standardised difference to the reference arm. A tuple is empty where its
+    numbers are hidden; with the means the row is, and ``silos`` is 0.
     """
 
     name: str
@@ -217,18 +216,16 @@ class Characteristic:
     sd: tuple[float, ...] | None
     difference: float | None
     silos: int
-    constant: bool = False
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Count:
-    """A count over the ``silos`` that disclose it, which have ``of`` records; None if no silo does."""
+    """A count over all silos, which have ``of`` records."""
 
     name: str
-    count: int | None
+    count: int
     of: int
-    silos: int
 
 
 @final

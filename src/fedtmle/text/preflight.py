@@ -11,9 +11,9 @@ from statistics import NormalDist
 from fedtmle.layout import aligned, histogram_table, share, wrapped
 from fedtmle.studies.preflight import Preflight
 from fedtmle.studies.privacy_cost import SMALLEST_N, PrivacyCost, PrivacyPlan
-from fedtmle.targets.diagnostics import Characteristic, Count
+from fedtmle.targets.diagnostics import Characteristic
 
-HIDDEN = "hidden"  # no silo may show it
+HIDDEN = "hidden"
 NOTABLE = 0.25  # a larger standardised difference relies on the models (Imbens and Rubin, 2015)
 
 
@@ -41,39 +41,21 @@ def _title(view: Preflight) -> Iterator[str]:
     if view.floor is None:
         yield f"Silo {view.silos[0]}: {view.n_rows:,} records, in full, for its owner"
     else:
-        yield f"{len(view.silos)} silos, {view.n_rows:,} records; cells below {view.floor} stay in their silo"
-
-
-def _number(view: Preflight, count: Count) -> str:
-    if count.count is None:
-        return HIDDEN
-    return f"{count.count:,}{'+' if count.silos < len(view.silos) else ''}"
-
-
-def _with_silos(view: Preflight, row: list[str], silos: int | str) -> list[str]:
-    """Append the number of silos behind a row, unless the view is of one silo."""
-    if view.floor is None:
-        return row
-    return [*row, f"{silos} of {len(view.silos)}" if isinstance(silos, int) else silos]
+        few = f"nothing is said about fewer than {view.floor}"
+        yield f"{len(view.silos)} silos, {view.n_rows:,} records; {few}"
 
 
 def _flow(view: Preflight) -> Iterator[str]:
-    rows = [_with_silos(view, ["cohort", "records"], "silos")]
-    rows.append(_with_silos(view, ["total", f"{view.n_rows:,}"], len(view.silos)))
-    rows += [_with_silos(view, [count.name, _number(view, count)], count.silos) for count in view.lost]
+    rows = [["cohort", "records"], ["total", f"{view.n_rows:,}"]]
+    rows += [[count.name, f"{count.count:,}"] for count in view.lost]
     yield from aligned(rows)
 
 
 def _table(view: Preflight) -> Iterator[str]:
     several = len(view.arms) > 1
-    if _is_partial(view):
-        yield "Characteristics by arm, of some silos only: the last column says how many"
     arms = [_word(view, view.treatment, arm) for arm in view.arms]
     rows = [["mean (sd) or share", *arms, *(["difference"] if several else [])]]
-    rows = [_with_silos(view, rows[0], "silos")]
-    records = [_number(view, count) for count in view.arm_counts]
-    fewest = min(count.silos for count in view.arm_counts)
-    rows.append(_with_silos(view, ["records", *records, *([""] if several else [])], fewest))
+    rows.append(["records", *(f"{count.count:,}" for count in view.arm_counts), *([""] if several else [])])
     for _, lines in groupby(view.lines, key=lambda line: line.name):
         levels = list(lines)
         if len(levels) > 1 and not any(line.silos for line in levels):
@@ -82,7 +64,7 @@ def _table(view: Preflight) -> Iterator[str]:
             row = [_label(view, line), *(_cell(line, a) for a in range(len(view.arms)))]
             if several:
                 row.append("-" if line.difference is None else f"{line.difference:+.2f}")
-            rows.append(_with_silos(view, row, len(view.silos) if line.constant else line.silos))
+            rows.append(row)
     yield from aligned(rows)
 
 
@@ -99,26 +81,25 @@ def _word(view: Preflight, name: str | None, level: str) -> str:
 
 
 def _cell(line: Characteristic, arm: int) -> str:
-    if line.constant:
-        return "one value"
     if not line.silos:
         return HIDDEN
     if line.sd is None:
         return "-" if math.isnan(line.mean[arm]) else f"{line.mean[arm]:.0%}"
-    return f"{line.mean[arm]:.4g} ({line.sd[arm]:.3g})"
+    return f"{line.mean[arm]:.4g} ({line.sd[arm]:.3g})" if line.sd else f"{line.mean[arm]:.4g}"
 
 
 def _missing(view: Preflight) -> Iterator[str]:
-    """Yield the columns with missing values, or with a count that some silo hides."""
-    columns = [count for count in view.missing if count.count or count.silos < len(view.silos)]
+    """Yield the columns with missing values."""
+    columns = [count for count in view.missing if count.count]
     if not columns:
-        yield "No value is missing."
+        yield (
+            "No value is missing." if view.floor is None else f"No column lacks {view.floor} values or more."
+        )
         return
-    rows = [_with_silos(view, ["missing values", "records", "share"], "silos")]
+    rows = [["missing values", "records", "share"]]
     for count in columns:
-        part = "-" if count.count is None else share(count.count, count.of)
         name = view.labels.get(count.name, count.name)
-        rows.append(_with_silos(view, [name, _number(view, count), part], count.silos))
+        rows.append([name, f"{count.count:,}", share(count.count, count.of)])
     yield from aligned(rows)
 
 
@@ -126,27 +107,17 @@ def _overlap(view: Preflight) -> Iterator[str]:
     if len(view.arms) < 2:
         return
     different = [
-        line
-        for line in view.lines
-        if line.silos == len(view.silos) and line.difference is not None and abs(line.difference) > NOTABLE
+        line for line in view.lines if line.difference is not None and abs(line.difference) > NOTABLE
     ]
     names = ", ".join(_label(view, line) for line in different)
-    in_every_arm = min(count.silos for count in view.arm_counts)
     text = "Overlap: "
-    if view.floor is not None:
-        text += f"{in_every_arm} of {len(view.silos)} silos have at least {view.floor} records in every arm. "
     if different:
         text += f"The arms differ by more than {NOTABLE:g} standard deviations in {names}. "
-    if _is_partial(view):
-        text += "Some silos hide characteristics, so the table does not say whether these are balanced."
+    if any(not line.silos for line in view.lines):
+        text += "Some characteristics are hidden, so the table does not say whether these are balanced."
     elif not different:
         text += f"No characteristic differs between the arms by more than {NOTABLE:g} standard deviations."
     yield from wrapped(text)
-
-
-def _is_partial(view: Preflight) -> bool:
-    """Return whether some silo hides a characteristic that others show."""
-    return any(line.silos < len(view.silos) for line in view.lines if not line.constant)
 
 
 def _fitted(view: Preflight) -> Iterator[str]:
@@ -162,15 +133,11 @@ def _fitted(view: Preflight) -> Iterator[str]:
 def _note(view: Preflight) -> Iterator[str]:
     if view.floor is not None:
         yield from wrapped(
-            "Each line is computed from the silos in its last column: those with at least "
-            f"{view.floor} records both with and without the characteristic, in every arm. If there is no "
-            "such silo, the line is hidden. A count with + leaves out the silos that hide theirs. Outcomes "
-            "by arm are not shown before the study runs."
+            f"Counts and shares are rounded, so that no group of 1 to {view.floor - 1} records is told, nor "
+            "the rest of one; a mean is rounded to what one record can change. A line is hidden in small "
+            "arms, and where one record could be most of it. Outcomes by arm are not shown before the study "
+            "runs."
         )
-        if any(line.constant for line in view.lines):
-            yield from wrapped(
-                "One value: all records in an arm of a silo have the same value, which is not disclosed."
-            )
 
 
 # What a privacy budget is expected to cost, in words: for `fedtmle budget` and the demonstration.

@@ -58,19 +58,21 @@ class Characteristics(AbstractDiagnostic[BaselineTable]):
 
     @property
     def blocks(self) -> tuple[Block, ...]:
-        return (Moments.of(self._sums, places=self.pool.places(VALUE_ERROR)),)
+        places = None if self.floor is None else self.pool.places(VALUE_ERROR)
+        return (Moments.of(self._sums, places=places),)
 
     def read(self, values: Sequence[Array]) -> BaselineTable:
         found = dict(zip(self._sums, values[0].tolist(), strict=True))
+        people = [round(found[arm]) for arm in self.taken]
         lost = [round(found[step.lost]) for step in self.lost]
         missing = [round(found[step.lost]) for step in self.missing]
         return BaselineTable(
             n=self.pool.n,
-            arms=self._counts(self.arms, self._parts_of_all([round(found[arm]) for arm in self.taken])),
+            arms=self._counts(self.arms, self._parts_of_all(people)),
             lost=self._counts([step.name for step in self.lost], self._parts_of_all(lost)),
             missing=self._counts([step.name for step in self.missing], map(self._part_of_all, missing)),
             lines=tuple(
-                self._line(each, [[found[term] for term in _parts(each, arm)] for arm in self.taken])
+                self._line(each, people, [[found[term] for term in _parts(each, arm)] for arm in self.taken])
                 for each in self.covariates
             ),
         )
@@ -86,41 +88,44 @@ class Characteristics(AbstractDiagnostic[BaselineTable]):
         return cells([*counts, rest], self.pool.n, self.floor)[: len(counts)]
 
     def _counts(self, names: Sequence[str], counts: Iterable[int]) -> tuple[Count, ...]:
-        n, silos = self.pool.n, self.pool.silos
-        return tuple(
-            Count(name=name, count=count, of=n, silos=silos)
-            for name, count in zip(names, counts, strict=True)
-        )
+        n = self.pool.n
+        return tuple(Count(name=name, count=count, of=n) for name, count in zip(names, counts, strict=True))
 
-    def _line(self, each: Measured, by_arm: Sequence[Sequence[float]]) -> Characteristic:
+    def _line(
+        self, each: Measured, people: Sequence[int], by_arm: Sequence[Sequence[float]]
+    ) -> Characteristic:
         covariate = each.covariate
         width = covariate.high - covariate.low
         level = "1" if covariate.is_binary else covariate.level
         if covariate.is_indicator:
-            means = [self._share(round(count), round(known)) for known, count in by_arm]
+            means = [
+                self._share(round(count), round(known), everyone)
+                for (known, count), everyone in zip(by_arm, people, strict=True)
+            ]
             variances, sds = [mean * (1.0 - mean) for mean in means], None
         else:
             pairs = [self._spread(*sums) for sums in by_arm]
             means, deviations = [mean for mean, _ in pairs], [sd for _, sd in pairs]
             variances, sds = [sd * sd for sd in deviations], tuple(width * sd for sd in deviations)
-        if self.floor is not None and any(map(math.isnan, (*means, *variances))):
-            sds = None if sds is None else ()
-            return Characteristic(name=covariate.name, level=level, mean=(), sd=sds, difference=None, silos=0)
+        is_shown = self.floor is None or not any(map(math.isnan, means))
+        has_spread = self.floor is None or not any(map(math.isnan, variances))
         return Characteristic(
             name=covariate.name,
             level=level,
-            mean=tuple(map(covariate.on_scale, means)),
-            sd=sds,
-            difference=largest_difference(means, variances),
-            silos=self.pool.silos,
+            mean=tuple(map(covariate.on_scale, means)) if is_shown else (),
+            sd=sds if sds is None or has_spread else (),
+            difference=largest_difference(means, variances) if is_shown and has_spread else None,
+            silos=self.pool.silos if is_shown else 0,
         )
 
-    def _share(self, count: int, known: int) -> float:
+    def _share(self, count: int, known: int, people: int) -> float:
         """Return the share of those known who have a level, NaN if it is not to be had."""
         if self.floor is None:
             return count / known if known else math.nan
-        # Of fewer than two floors a share would be 0 or 1, whatever it is.
-        return cut(count, known, self.floor) / known if known >= 2 * self.floor else math.nan
+        # Of fewer than two floors a share would be 0 or 1, whatever it is. Those of whom it is not known are
+        # no fewer than the floor either.
+        of = cut(known, people, self.floor)
+        return min(cut(count, known, self.floor) / of, 1.0) if known >= 2 * self.floor <= of else math.nan
 
     def _spread(self, known: float, total: float, squares: float) -> tuple[float, float]:
         """Return the mean and deviation of an arm on the unit scale, NaN if they are not to be had."""
@@ -130,8 +135,10 @@ class Characteristics(AbstractDiagnostic[BaselineTable]):
         sd = math.sqrt(max(squares - known * mean * mean, 0.0) / (known - 1)) if known > 1 else math.nan
         if self.floor is None:
             return mean, sd
-        if known < self.floor or not sd > 0 or not not_dominated(mean, sd, known, 0.0, 1.0):
+        if known < self.floor or not sd > 0 or not not_dominated(mean, math.inf, known, 0.0, 1.0):
             return math.nan, math.nan
+        if not not_dominated(mean, sd, known, 0.0, 1.0):
+            return on_grid(mean, step_above(1.0 / known)), math.nan  # one person may be most of the squares
         # One person changes a mean by sd / sqrt(n) at most, which is the grid.
         return on_grid(mean, step_above(digits(sd, 2) / math.sqrt(known))), digits(sd, 2)
 

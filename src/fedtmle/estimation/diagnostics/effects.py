@@ -26,7 +26,10 @@ from fedtmle_core.terms import ONE, ZERO, Term, product
 def diagnose_effect(prepared: PreparedEffect, law: Law) -> Flow[Diagnostics]:
     """Ask for the diagnostics of a prepared study at its targeted law."""
     histograms, fit = propensities(prepared), prediction_fit(prepared, law)
-    ladder, balance = bound_ladder(prepared, law), arm_balance(prepared.declared, prepared.effect, prepared.pool)
+    ladder, balance = (
+        bound_ladder(prepared, law),
+        arm_balance(prepared.declared, prepared.effect, prepared.pool),
+    )
     (overlap, fitted), (rungs, lines) = yield from both(
         both(histograms.ask(), fit.ask()), both(ladder.ask(), balance.ask())
     )
