@@ -44,19 +44,29 @@ NEWCOMER = (1.0, 0.0, 61.25)  # y, a, w of the person who comes
 class Hospitals:
     """Hospitals with homes of their own, each a folder with a table and a silo file."""
 
-    def __init__(self, folder: Path, names: Sequence[str], policy: str = "") -> None:
-        self.folder = folder
+    def __init__(
+        self,
+        folder: Path,
+        names: Sequence[str],
+        policy: str = "",
+        *,
+        person: bool = False,
+        covariates: str = "w",
+    ) -> None:
+        self.folder, self.person, self.columns = folder, person, ["y", "a", *covariates]
+        self._everyone: dict[str, np.ndarray] = {}
+        key = 'person = "id"\n' if person else ""
         for number, name in enumerate(names):
             (folder / name).mkdir(parents=True)
-            text = (
-                f'[silo]\nname = "{name}"\nhome = "home"\n\n[data]\npath = "table.csv"\n\n[policy]\n{policy}'
-            )
-            (folder / name / "silo.toml").write_text(text)
+            silo = f'[silo]\nname = "{name}"\nhome = "home"\n\n[data]\npath = "table.csv"\n{key}'
+            (folder / name / "silo.toml").write_text(f"{silo}\n[policy]\n{policy}")
             random = np.random.default_rng(number)
             w = np.round(random.uniform(20, 80, ROWS), 2)
             a = random.random(ROWS) < 0.5
             y = random.random(ROWS) < 0.3 + 0.2 * a
-            self.write(name, np.column_stack([y, a, w]).astype(float))
+            more = [np.round(random.uniform(20, 80, ROWS), 2) for _ in covariates[1:]]
+            self.keep(name, np.column_stack([y, a, w, *more]).astype(float))
+            self.write(name, self.everyone(name))
             Home.create(folder / name / "silo.toml")
 
     def home(self, name: str) -> Home:
@@ -66,8 +76,19 @@ class Hospitals:
         return np.loadtxt(self.folder / name / "table.csv", delimiter=",", skiprows=1)
 
     def write(self, name: str, rows: np.ndarray) -> None:
-        path = self.folder / name / "table.csv"
-        np.savetxt(path, rows, delimiter=",", header="y,a,w", comments="", fmt="%.17g")
+        """Write the table; a person's identifier is the place of the record among all that were kept."""
+        path, columns = self.folder / name / "table.csv", list(self.columns)
+        if self.person:
+            first = [tuple(row[:3]) for row in self._everyone[name].tolist()]
+            identifiers = [first.index(tuple(row[:3])) for row in rows.tolist()]
+            rows, columns = np.column_stack([rows, identifiers]), [*columns, "id"]
+        np.savetxt(path, rows, delimiter=",", header=",".join(columns), comments="", fmt="%.17g")
+
+    def everyone(self, name: str) -> np.ndarray:
+        return self._everyone[name].copy()
+
+    def keep(self, name: str, rows: np.ndarray) -> None:
+        self._everyone[name] = rows.copy()
 
     def add(self, name: str, *people: tuple[float, float, float]) -> None:
         self.write(name, np.vstack([self.rows(name), people]))
@@ -89,7 +110,7 @@ class Hospitals:
         with ExitStack() as stack:
             silos = []
             for name in study.silos:
-                home = self.home(name)
+                home = Home.of(study.silos[name])
                 if not approved:
                     home.approvals.decide(plan.digest, approved=True)
                 keeper = home.keeper(plan)

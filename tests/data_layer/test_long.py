@@ -165,7 +165,8 @@ def test_a_name_that_two_columns_could_have() -> None:
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        ('person = "id"', "a long table also needs period"),
+        ('period = "visit"', "a long table also needs person"),
+        ("person = 3", "this is not the name of a column"),
         ('person = "id"\nperiod = 3', "this is not the name of a column"),
         ('person = "id"\nperiod = "visit"\nstream = true', "a long table cannot be read in batches"),
     ],

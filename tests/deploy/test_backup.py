@@ -50,7 +50,7 @@ class Place:
     def home(self) -> Home:
         return Home.of(self.first.silos[SILO])
 
-    def answer(self, study: StudyFile) -> None:
+    def answer(self, study: StudyFile, *, remembers: bool = False) -> None:
         """Run a study in this process, with the records of a deployed silo at hospital 1."""
         plan, silos, keepers = file_plan(study), [], []
         for name, path in study.silos.items():
@@ -58,7 +58,8 @@ class Place:
             recorded = name == SILO
             keeper = home.keeper(plan) if recorded else home.unrecorded_keeper(plan)
             keepers += [keeper] if recorded else []
-            silos.append(open_party(plan, name, home.file, keeper=keeper))
+            held = home if recorded and remembers else None
+            silos.append(open_party(plan, name, home.file, keeper=keeper, home=held))
         run_over(plan, InProcess(silos))
         for keeper in keepers:
             keeper.close()
@@ -185,6 +186,24 @@ def test_a_doctor_between_loss_and_restoration_makes_no_key(place: Place, tmp_pa
     restore(tmp_path / "b.tar.gz", place.kit.path)
     assert place.home.key.public_keys == before
     assert place.home.approvals.decisions()
+
+
+def test_a_memory_that_is_older_than_the_ledger_is_said_to_be(place: Place, tmp_path: Path) -> None:
+    back_up(place.kit, tmp_path / "b.tar.gz")
+    place.answer(place.second, remembers=True)
+    third = seeded(place.first, 3)
+    assert place.home.read(file_plan(third))
+    shutil.rmtree(place.home.file.home / "people")
+    with pytest.raises(JournalError, match="the memory lacks studies that were answered"):
+        place.home.read(file_plan(third))
+    done = runner.invoke(app, ["deploy", "restore", str(tmp_path / "b.tar.gz"), str(place.kit.path)])
+    assert done.exit_code == 0, done.output
+    assert f"Answered, but newer than the backup of the home's memory: plan {digest(place.second)[:16]}" in (
+        " ".join(done.output.split())
+    )
+    assert place.home.read(file_plan(third))
+    shown = runner.invoke(app, ["silo", "home", "--silo", str(place.first.silos[SILO])]).output
+    assert "the people of 1 answered studies are not known" in " ".join(shown.split())
 
 
 def test_a_home_that_was_made_anew_is_not_mixed_with_a_backup(place: Place, tmp_path: Path) -> None:

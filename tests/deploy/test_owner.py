@@ -16,7 +16,7 @@ import pytest
 from fedtmle.deploy.demo import write_example
 from fedtmle.deploy.owner import COOKIE, OwnerServer
 from fedtmle.engine.post import studies_folder
-from fedtmle.studies.home import Home, data_digest
+from fedtmle.studies.home import Home
 from fedtmle.studyfile.file import file_plan, read_study
 from tests.homes import home_at
 
@@ -111,7 +111,7 @@ def test_a_study_is_approved_for_the_rows_that_are_there(browser: Browser, place
     assert decision.approved
     assert decision.note == "board of 3 May"
     found = file_plan(read_study(studies_folder(home.folder) / f"{plan}.toml", samples=False))
-    assert decision.data == data_digest(found, home.file).hex()
+    assert decision.data == home.data_digest(found).hex()
     assert "approved 20" in browser.get("/")[1]
     assert browser.post("/decide", browser.form(plan, "reject"))[0] == 303
     assert not home.approvals.current()[plan].approved
@@ -143,7 +143,7 @@ def test_what_changed_since_the_page_was_shown_is_not_approved(
     decision = home.approvals.current()[plan]
     assert [limit.key for limit in decision.lowered] == ["min_arm_rows"] * (changed == "policy")
     found = file_plan(read_study(studies_folder(home.folder) / f"{plan}.toml", samples=False))
-    assert decision.data == data_digest(found, home_at(home.file.path).file).hex()
+    assert decision.data == home_at(home.file.path).data_digest(found).hex()
 
 
 def test_the_page_has_the_words_of_the_preview(browser: Browser, place: tuple[Home, str]) -> None:

@@ -27,7 +27,6 @@ from fedtmle.errors import DecodeError, InputError
 from fedtmle.protocol import messages
 from fedtmle.protocol.messages import Open, Opened
 from fedtmle.runtime import ledger
-from fedtmle.studies.home import data_digest
 from fedtmle.studyfile.file import StudyFile, file_plan, read_study
 from tests.damage import damaged
 from tests.engine.lines import approve, endpoint, kit_of, opened, pinned, study_of
@@ -235,7 +234,7 @@ def test_data_that_changed_since_the_approval_need_a_new_one(tmp_path: Path, stu
     """The approval holds for the rows that the owner had; restoring them, or approving again, mends it."""
     path = study.silos[H1]
     home, plan = home_at(path), file_plan(study)
-    home.approvals.decide(plan.digest, approved=True, data=data_digest(plan, home.file))
+    home.approvals.decide(plan.digest, approved=True, data=home.data_digest(plan))
     records = path.parent / "infants.csv"
     before = records.read_text()
     records.write_text("\n".join(before.splitlines()[:-1]) + "\n")  # one record less
@@ -258,19 +257,19 @@ def test_data_that_changed_since_the_approval_need_a_new_one(tmp_path: Path, stu
     refused, line = ledger.read(home.ledger_path)
     assert (refused["decision"], refused["reason"]) == ("refused", Declined.CHANGED.value)
     assert refused["plan"] == line["plan"] == plan.digest.hex()
-    assert line["data"] == data_digest(plan, home.file).hex()
+    assert line["data"] == home.data_digest(plan).hex()
 
 
 def test_data_that_changed_can_be_approved_again(tmp_path: Path, study: StudyFile) -> None:
     path = study.silos[H1]
     home, plan = home_at(path), file_plan(study)
-    home.approvals.decide(plan.digest, approved=True, data=data_digest(plan, home.file))
+    home.approvals.decide(plan.digest, approved=True, data=home.data_digest(plan))
     records = path.parent / "infants.csv"
     records.write_text("\n".join(records.read_text().splitlines()[:-1]) + "\n")
     changed = endpoint(tmp_path, study, H1)
     assert ask(changed) is Declined.CHANGED
     changed.close()
-    home.approvals.decide(plan.digest, approved=True, data=data_digest(plan, home.file))
+    home.approvals.decide(plan.digest, approved=True, data=home.data_digest(plan))
     assert ask(endpoint(tmp_path, study, H1)) == Ready()
 
 
@@ -308,7 +307,7 @@ def test_a_job_that_ends_while_a_request_is_on_its_way_declines_nothing(
 
 def test_the_digest_of_the_data_is_signed_with_the_approval(study: StudyFile) -> None:
     home, plan = home_at(study.silos[H1]), file_plan(study)
-    made = home.approvals.decide(plan.digest, approved=True, data=data_digest(plan, home.file))
+    made = home.approvals.decide(plan.digest, approved=True, data=home.data_digest(plan))
     text = home.approvals.path.read_text()
     home.approvals.path.write_text(text.replace(made.data, "00" * 32))
     assert not home.approvals.approves(plan.digest)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -41,26 +42,77 @@ def test_the_owner_sees_and_the_silo_refuses_by_one_rule(tmp_path: Path) -> None
     first = hospitals.study(BOTH, seed=1)
     assert approve(hospitals, first)[0] == 0
     hospitals.run(first)
-    hospitals.add("p", NEWCOMER)
+    hospitals.write("p", hospitals.rows("p")[1:])
     later = hospitals.study(BOTH, seed=2)
     code, output = approve(hospitals, later)
     assert code == int(Exit.REFUSED)
     words = " ".join(output.split())
     assert file_plan(first).digest.hex()[:16] in words
-    assert "because of an earlier study (limit min_people). Nothing would leave." in words
+    assert "because of an earlier study (limit min_cell). Nothing would leave." in words
     again = " ".join(approve(hospitals, first, "q")[1].split())
     assert "This plan was answered here already: " in again
     assert "No other study was answered here." in again
-    assert (
-        "would show the record of a single person (limit min_people). Wait until two or more records" in words
-    )
+    assert "Here it is 1 record, and your limit is 5 (min_cell); the earlier studies are" in words
+    assert "wait until more have changed, or give the table that the earlier study had" in words
+    assert "Your silo file names no column of the person (person in [data])" in words
     assert "Approved" not in words
     assert not hospitals.home("p").approvals.approves(file_plan(later).digest)
     view = preview(file_plan(later), read_silo_file(later.silos["p"]))
-    assert view.refused_by == "memory: min_people"
+    assert view.refused_by == "memory: min_cell"
     with pytest.raises(RefusedError):
         hospitals.run(later)
     assert approve(hospitals, later, "q")[0] == 0  # whose rows did not change
+
+
+def test_the_owner_approves_the_rows_of_the_earlier_snapshot(tmp_path: Path) -> None:
+    """The approval is of those rows, and the run answers from them, whoever else comes meanwhile."""
+    hospitals = Hospitals(tmp_path, BOTH)
+    hospitals.run(hospitals.study(BOTH, seed=1))
+    hospitals.add("p", NEWCOMER)
+    later = hospitals.study(BOTH, seed=2)
+    for name in BOTH:
+        code, output = approve(hospitals, later, name)
+        assert code == 0
+        words = " ".join(output.split())
+        assert ("1 of your rows are left out: fewer than 5 people came since earlier" in words) == (
+            name == "p"
+        )
+    hospitals.add("p", NEWCOMER)
+    answered = hospitals.run(later, approved=True)
+    assert dict(answered.finished.sizes)["p"] == ROWS
+    hospitals.add("p", *((1.0, float(k % 2), 30.0 + k) for k in range(3)))
+    assert (
+        "5 of your rows" not in approve(hospitals, hospitals.study(BOTH, seed=3))[1]
+    )  # five came: they count
+
+
+def test_the_home_adds_up_what_was_asked_about_the_same_people(tmp_path: Path) -> None:
+    hospitals = Hospitals(tmp_path, BOTH)
+    shown = ["silo", "home", "--silo", str(hospitals.folder / "p" / "silo.toml")]
+    assert "No study was answered yet." in CliRunner().invoke(app, shown).output
+    for seed in (1, 2):
+        hospitals.run(hospitals.study(BOTH, seed=seed))
+    accounts = ledger.studies(ledger.read(hospitals.home("p").ledger_path))
+    words = " ".join(CliRunner().invoke(app, shown).output.split())
+    numbers = f"{sum(each.numbers for each in accounts):,}"
+    assert (
+        "It remembers the people of 2 studies. About the same person, up to 2 of them were answered" in words
+    )
+    assert f"with {numbers} numbers in all" in words
+    assert "whether the difference of two pooled results shows a person cannot be judged here" in words
+
+
+def test_a_memory_that_lacks_an_answered_study_stops_the_silo(tmp_path: Path) -> None:
+    hospitals = Hospitals(tmp_path, BOTH)
+    hospitals.run(hospitals.study(BOTH, seed=1))
+    home = hospitals.home("p")
+    shutil.rmtree(home.file.home / "people")
+    later = hospitals.study(BOTH, seed=2)
+    with pytest.raises(JournalError, match="the memory lacks studies that were answered"):
+        hospitals.run(later)
+    code, output = approve(hospitals, later)
+    assert code == 1
+    assert "restore the home" in output
 
 
 def test_the_policy_limits_what_all_studies_tell(tmp_path: Path) -> None:
@@ -144,16 +196,13 @@ def test_the_ledger_names_what_a_study_was_told_of_and_no_record(tmp_path: Path)
     assert [request for request, _ in told] == ["begin"]
     ((_, record),) = told
     assert record is not None
-    assert {column.source for column in record.columns} == {"y", "a", "w"}
+    assert set(record.sources) == {"y", "a", "w"}
     assert record.roster == ("p", "q")
-    (stored,) = (home.folder / "rows").iterdir()
-    assert stored.stem == record.rows
-    assert stored.stat().st_size == 15 + 16 * ROWS
+    (stored,) = (home.file.home / "people" / "sets").iterdir()
+    assert stored.stat().st_size == 16 + 8 * ROWS
     stored.unlink()
-    with pytest.raises(JournalError, match="are gone; restore"):
-        home.memory(file_plan(hospitals.study(BOTH, seed=2))).conflicts(
-            file_plan(hospitals.study(BOTH, seed=2))
-        )
+    with pytest.raises(JournalError, match="a set of people is gone; restore"):
+        home.read(file_plan(hospitals.study(BOTH, seed=2)))
 
 
 def test_a_table_that_is_streamed_is_remembered_as_one_in_memory(tmp_path: Path) -> None:
@@ -162,10 +211,13 @@ def test_a_table_that_is_streamed_is_remembered_as_one_in_memory(tmp_path: Path)
     silo = hospitals.folder / "p" / "silo.toml"
     silo.write_text(silo.read_text().replace("[policy]", "stream = true\n\n[policy]"))
     hospitals.run(hospitals.study(BOTH, seed=2))
-    assert len(list((hospitals.home("p").folder / "rows").iterdir())) == 1
+    assert len(list((hospitals.home("p").file.home / "people" / "sets").iterdir())) == 1
     hospitals.add("p", NEWCOMER)
+    answered = hospitals.run(hospitals.study(BOTH, seed=3))
+    assert dict(answered.finished.sizes)["p"] == ROWS
+    hospitals.write("p", hospitals.rows("p")[1:])
     with pytest.raises(RefusedError):
-        hospitals.run(hospitals.study(BOTH, seed=3))
+        hospitals.run(hospitals.study(BOTH, seed=4))
 
 
 def test_an_audit_of_a_masked_study_is_of_the_rows_that_were_told(tmp_path: Path) -> None:

@@ -162,10 +162,11 @@ def test_refreshed_rows_are_covered_by_the_noise(tmp_path: Path) -> None:
     hospitals.add("p", NEWCOMER)
     hospitals.run(private(hospitals, 4))
     exact = file_plan(hospitals.study(NAMES, seed=5, masked=True))
-    assert {each.key for each in hospitals.home("p").memory(exact).conflicts(exact)} == {
-        "min_people",
-        "colluders",
-    }
+    home = hospitals.home("p")
+    assert home.conflicts(exact, {}) == ()
+    assert home.read(exact)[0].n_rows == len(hospitals.rows("p")) - 1  # the second newcomer is left out
+    hospitals.write("p", hospitals.rows("p")[1:])
+    assert {each.key for each in home.conflicts(exact, {})} == {"min_cell", "colluders"}
 
 
 def test_a_lowered_limit_of_bits_needs_a_budget_for_noise(tmp_path: Path) -> None:

@@ -95,15 +95,26 @@ class Memory:
         every = dict.fromkeys(basis for study in self.studies for basis, _ in study.views)
         return [basis for basis in every if basis == PERSON or not reads.isdisjoint(basis)]
 
-    def judge(self, plan: str, hospital: str, census: Census, *, least: int) -> Snapshot | Refusal:
+    def judge(
+        self, plan: str, hospital: str, census: Census, *, least: int, is_noisy: bool = False
+    ) -> Snapshot | Refusal:
         """Return the rows that a study may be answered from, or why it may not be answered.
 
-        A study that was admitted before goes on from the people that it was admitted with.
+        A study that was admitted before goes on from the people that it was admitted with. Noise covers the
+        difference of two studies if either has it: a noisy study is compared with none, and none with it.
         """
         known = self.find(plan, hospital)
         if known is not None:
             return self._resumed(known, census)
-        return judge(census, self._asked(census, plan), least=least)
+        return judge(census, [] if is_noisy else self._asked(census, plan), least=least)
+
+    def differs(self, plan: str, hospital: str, census: Census) -> bool:
+        """Return whether a study was admitted with other rows, as far as is known."""
+        known = self.find(plan, hospital)
+        views = () if known is None else known.views
+        return any(
+            _name(_contents(census.people(basis))) != name for basis, name in views if basis in census.views
+        )
 
     def remember(self, study: Study, census: Census) -> None:
         """Record a study with the people of its census; this is durable when the call returns.
@@ -158,7 +169,7 @@ class Memory:
         named: dict[tuple[Basis, str], list[str]] = {}
         for study in self.studies:
             for basis, name in study.views:
-                if study.plan != plan and census.concerns(basis):
+                if study.plan != plan and not study.zcdp and census.concerns(basis):
                     named.setdefault((basis, name), []).append(study.plan)
         return [
             Asked(plans=tuple(plans), basis=basis, people=self.read(name))
@@ -181,7 +192,7 @@ class Memory:
 
     def _keep(self, people: Digests) -> str:
         """Store a set, unless it is there; return its name."""
-        data = MAGIC + people.astype("<u8").tobytes()
+        data = _contents(people)
         name, folder = _name(data), self._folder / "sets"
         if not (folder / name).exists():
             folder.mkdir(mode=0o700, exist_ok=True)
@@ -226,6 +237,10 @@ def _decoded(record: bytes, path: Path) -> Study:
     if msgspec.msgpack.encode(study, order="deterministic") != record:
         raise JournalError(f"{path}: a record of the memory is not in its one form")
     return study
+
+
+def _contents(people: Digests) -> bytes:
+    return MAGIC + people.astype("<u8").tobytes()
 
 
 def _name(data: bytes) -> str:

@@ -155,11 +155,12 @@ class Conflict(enum.Enum):
     """Why a study may not follow the earlier ones; the value tells the owner what happened and what to do."""
 
     LEFT = (
-        "too few people left, or too few records were corrected, since an earlier study. That cannot be "
-        "undone here: wait until more have changed, or give the table that the earlier study had"
+        "so few people of an earlier study left, or were corrected, that the difference of the two studies "
+        "would show them. That cannot be undone here: wait until more have changed, or give the table that "
+        "the earlier study had"
     )
     COMBINED = (
-        "together with earlier studies the sums of too few people would follow. Give the same people as in "
+        "a combination of this study and earlier ones would show too few people. Give the same people as in "
         "an earlier study, or wait until more have changed"
     )
 

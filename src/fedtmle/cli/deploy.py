@@ -245,6 +245,10 @@ def restore(
         say(f"Put back: {len(done.put_back)} files. Kept, intact and newer: {len(done.kept)}.")
         for plan in done.closed:
             say(f"Closed, because it may have been answered since: plan {plan[:16]}")
+        for plan in done.forgotten:
+            say(f"Answered, but newer than the backup of the home's memory: plan {plan[:16]}")
+        if done.forgotten:
+            say("Whose records these studies were about is lost: later ones are not compared with them.")
         if done.unknown:
             say(
                 "Plans that are open at the server will be closed when it is next heard, for the same reason."

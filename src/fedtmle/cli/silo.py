@@ -177,6 +177,9 @@ def decisions(
 def show_home(
     silo: Path = SILO,
     create: bool = typer.Option(False, "--create", help="Make the home, once for your institution."),
+    pardon: str = typer.Option(
+        "", metavar="KEY", help="Strike out the refusals charged to a server's key, or to those 'unsigned'."
+    ),
 ) -> None:
     """Show your institution's home: where it is, and what it remembers; or make it.
 
@@ -187,6 +190,8 @@ def show_home(
 
     with reporting(as_json=False):
         home = Home.create(silo) if create else Home.of(silo)
+        if pardon:
+            home.pardon(pardon)
         say(render_home(home.account()))
         if create:
             say("Back it up: without its key nothing in it can be read.")

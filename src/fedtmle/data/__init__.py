@@ -20,7 +20,7 @@ from fedtmle.data.silofile import (
     SiloFile,
     read_silo_file,
 )
-from fedtmle.data.source import check_readable, load, load_all
+from fedtmle.data.source import check_readable, load, load_all, load_people, restricted
 from fedtmle.defects import DataErrors, Defect
 
 __all__ = [
@@ -41,5 +41,7 @@ __all__ = [
     "check_readable",
     "load",
     "load_all",
+    "load_people",
     "read_silo_file",
+    "restricted",
 ]

@@ -286,7 +286,8 @@ class LongReader(AbstractReader):
             if column not in keys
             for suffix, where in places
         ]
-        return [*columns, (f"{self._long.period}{LAST}", (self._long.period, LATEST))]
+        last = (f"{self._long.period}{LAST}", (self._long.period, LATEST))
+        return [*columns, last, (self._long.person, (self._long.person, ANY))]
 
     @cached_property
     def _layout(self) -> _Layout:

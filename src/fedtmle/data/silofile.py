@@ -12,8 +12,8 @@ path = "infants.parquet"     # .csv or .parquet; or a `database` with `table` or
 encoding = "latin-1"         # of a .csv: utf-8 (the default), latin-1, cp1252 or utf-16
 decimal = ","                # of the numbers in a .csv, with thousands = "." if they are grouped: 1.234,5
 stream = true                # read it in batches at every pass: for a table larger than memory
-person = "id"                # for a table with one row per person and period: the column of the person
-period = "visit"             # and that of the period, 1, 2, ...; it is read as a wide table (`data.frames`)
+person = "id"                # the column of the person, by which the home knows whose rows these are
+period = "visit"             # of a table with one row per person and period: the period's column, 1, 2, ...
 
 [columns]                    # study's name = hospital's; columns not mentioned keep their name
 age = "AGE_YEARS"
@@ -310,6 +310,7 @@ class SiloFile:
     # The folder with the institution's key and records, which may not be made yet.
     home: Path = field(default_factory=lambda: home_of("", Path()))
     disclosure: Disclosure | None = None
+    person: str = ""  # the hospital's column that identifies a person; empty if the file names none
     stream: bool = False  # read in batches at every pass, never held in memory
 
 
@@ -324,12 +325,13 @@ def read_silo_file(path: str | Path) -> SiloFile:
     document = _document(text, defects)
     defects.raise_if_any()
     reader = _SiloFileReader(text, document, defects)
-    data, periods = reader.data(path.parent), reader.periods()
+    data, person, period = reader.data(path.parent), reader.person(), reader.period()
     file = SiloFile(
         path=path,
         name=reader.name(),
         home=reader.home(path.parent),
         data=data,
+        person=person,
         stream=reader.stream(),
         columns=reader.columns(),
         policy=reader.policy(),
@@ -342,7 +344,7 @@ def read_silo_file(path: str | Path) -> SiloFile:
         folder = records_folder(file.home, file.name)
         # A run in one process needs no home; its copies of streamed rows are then beside the silo file.
         data = replace(data, folder=folder if is_home(file.home) else path.with_suffix(".copies"))
-    return replace(file, data=data if periods is None else LongTable(data=data, **periods))
+    return replace(file, data=LongTable(data=data, person=person, period=period) if period else data)
 
 
 def _text(path: Path, defects: Defects) -> str:
@@ -420,20 +422,29 @@ class _SiloFileReader:
             self._add("data", key, message, "correct it")
             return path
 
-    def periods(self) -> dict[str, str] | None:
-        """Return the columns of person and period of a long table; None for a wide one."""
-        given = {key: value for key, value in self._section("data").items() if key in _LONG_KEYS}
-        texts = {key: value for key, value in given.items() if isinstance(value, str) and value}
-        for key in given.keys() - texts.keys():
-            self._add("data", key, "this is not the name of a column", "write it in quotes")
-        if len(texts) == 1:
-            (key,) = texts
-            (other,) = set(_LONG_KEYS) - texts.keys()
-            self._add("data", key, f"a long table also needs {other}", f'give {other} = "their column"')
-        if texts and self.stream():
+    def person(self) -> str:
+        """Return the column that identifies a person; empty if the file names none."""
+        person, has_periods = self._column_name("person"), "period" in self._section("data")
+        if has_periods and not person:
+            self._add("data", "period", "a long table also needs person", 'give person = "their column"')
+        return person
+
+    def period(self) -> str:
+        """Return the column of the period of a long table; empty for a wide one."""
+        period = self._column_name("period")
+        if period and self.stream():
             fix = "leave out stream, or let a query of a database make the table wide"
             self._add("data", "stream", "a long table cannot be read in batches", fix)
-        return texts if len(texts) == len(_LONG_KEYS) else None
+        return period
+
+    def _column_name(self, key: str) -> str:
+        value = self._section("data").get(key)
+        if value is None:
+            return ""
+        if not (isinstance(value, str) and value):
+            self._add("data", key, "this is not the name of a column", "write it in quotes")
+            return ""
+        return value
 
     def stream(self) -> bool:
         given = self._section("data").get("stream", False)

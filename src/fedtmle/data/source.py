@@ -10,7 +10,7 @@ import difflib
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,10 +26,12 @@ from fedtmle.data.convert import (
     Numbers,
     UnreadableError,
     in_order,
+    relabel,
 )
 from fedtmle.data.database import DatabaseQuery, sqlite_query
 from fedtmle.data.files import NO_FILE, open_database, open_file
 from fedtmle.data.frames import LongReader, frame_reader
+from fedtmle.data.people import Watcher
 from fedtmle.data.silofile import (
     Column,
     ColumnMap,
@@ -47,7 +49,8 @@ from fedtmle.errors import DataError, InputError
 from fedtmle.initial.variables import TIME_UNITS, conversion, time_unit
 from fedtmle.model.table import AnyTable, Factor, StreamedTable, Table
 from fedtmle_core.parallel import done
-from fedtmle_core.types import Array
+from fedtmle_core.people import Basis, Census, Digester
+from fedtmle_core.types import Array, Bools
 
 Batches = Callable[[], Iterator[tuple[Table, Defects]]]  # one pass: each batch with its defects
 NO_ROWS = ("the table has no rows", "give at least one row, or leave the silo out of the study")
@@ -69,6 +72,31 @@ def load(
     Without ``copy``, columns of a frame may be shared with it: the caller must not change the frame while the
     table is in use.
     """
+    return _loaded(source, schema, silo=silo, mapping=mapping, copy=copy, watcher=None)
+
+
+def load_people(
+    file: SiloFile, schema: Schema, *, digester: Digester, bases: Sequence[Basis]
+) -> tuple[AnyTable, Census]:
+    """Return the columns of ``schema`` from the table of a silo file, and whose rows these are.
+
+    The people and the columns are of one reading. ``bases`` are those of earlier studies, which are judged
+    too as far as the table still has their columns.
+    """
+    watcher = Watcher(digester=digester, person=file.person, bases=bases)
+    table = _loaded(file, schema, silo=file.name, mapping=None, copy=True, watcher=watcher)
+    return table, watcher.census()
+
+
+def _loaded(
+    source: object,
+    schema: Schema,
+    *,
+    silo: str,
+    mapping: Mapping[str, ColumnMap | str] | None,
+    copy: bool,
+    watcher: Watcher | None,
+) -> AnyTable:
     stream, named_by = False, None
     if isinstance(source, str | os.PathLike):
         source = Path(source)
@@ -94,10 +122,10 @@ def load(
     table: AnyTable | None = None
     try:
         if stream:
-            table = _load_streamed(source, columns, silo, defects)
+            table = _load_streamed(source, columns, silo, defects, watcher)
         else:
             with _open(source, silo, copy) as reader:
-                table = _load_whole(reader, columns, defects)
+                table = _load_whole(reader, columns, defects, watcher)
     except UnreadableError as error:
         defects.add(error.message, _fix(error, named_by), line=error.line)
     defects.raise_if_any()
@@ -350,28 +378,37 @@ def _suggestion(theirs: str, reader: AbstractReader, verb: str) -> str:
     return f"{question}{verb} in [columns] of the silo file"
 
 
-def _load_whole(reader: AbstractReader, columns: Columns, defects: Defects) -> Table | None:
+def _load_whole(
+    reader: AbstractReader, columns: Columns, defects: Defects, watcher: Watcher | None
+) -> Table | None:
     """Return the table as far as it can be read."""
     names = columns.available(reader, defects)
     if not names:
         return None
-    n_rows, cells = reader.read(columns.theirs(names))
+    theirs = columns.theirs(names)
+    n_rows, cells = reader.read(theirs if watcher is None else watcher.settle(reader.names, theirs))
     if n_rows == 0:
         defects.add(*NO_ROWS)
         return None
+    if watcher is not None:
+        watcher.add(n_rows, cells)
     return columns.convert(n_rows, cells, names, defects)
 
 
-def _load_streamed(source: object, columns: Columns, silo: str, defects: Defects) -> StreamedTable | None:
+def _load_streamed(
+    source: object, columns: Columns, silo: str, defects: Defects, watcher: Watcher | None
+) -> StreamedTable | None:
     """Return a table that reads its source again at every pass."""
     label = _path_of(source)
     with _open(source, silo) as reader:
         names = columns.available(reader, defects)
+        theirs = columns.theirs(names)
+        watched = [] if watcher is None or not names else watcher.settle(reader.names, theirs)
         if names and isinstance(reader, QueryReader):  # every pass reads one copy of the rows
-            source = reader.copy(columns.theirs(names))
-            reading = source.settle(columns.theirs(names))
+            source = reader.copy(watched or theirs)
+            reading, watching = source.settle(theirs), source.settle(watched or theirs)
         elif names and isinstance(reader, AbstractStreamReader):
-            reading = reader.settle(columns.theirs(names))
+            reading, watching = reader.settle(theirs), reader.settle(watched or theirs)
         else:
             return None
     file = _file_of_passes(source)
@@ -391,10 +428,43 @@ def _load_streamed(source: object, columns: Columns, silo: str, defects: Defects
             defect = Defect(message=error.message, fix=error.fix, line=error.line, silo=silo, file=label)
             raise DataErrors([defect]) from None
 
+    if watcher is not None:
+        with _open(source, silo) as reader:
+            if isinstance(reader, AbstractStreamReader):
+                for n_rows, cells in reader.batches(watching):
+                    watcher.add(n_rows, cells)
     table = streamed(batches, defects)
     if table.n_rows == 0:
         defects.add(*NO_ROWS)
     return table
+
+
+def restricted(table: AnyTable, kept: Bools, schema: Schema) -> AnyTable:
+    """Return the table that `load` would return if only the ``kept`` rows were there."""
+    if kept.all():
+        return table
+    declared = {column.name for column in schema.columns if column.levels is not None}
+    if isinstance(table, StreamedTable):
+        read = table.read
+
+        def batches() -> Iterator[tuple[Table, Defects]]:
+            first = 0
+            for batch in read():
+                yield _some(batch, kept[first : first + batch.n_rows], declared), Defects()
+                first += batch.n_rows
+
+        return streamed(batches, Defects())
+    return _some(table, kept, declared)
+
+
+def _some(table: Table, kept: Bools, declared: Collection[str]) -> Table:
+    """Return some rows; levels that the study does not declare, and nobody has, are left out."""
+    some = table.take(np.flatnonzero(kept))
+    factors = {
+        name: factor if name in declared else relabel(factor.codes, factor.levels)
+        for name, factor in some.factors.items()
+    }
+    return Table(n_rows=some.n_rows, numeric=some.numeric, factors=factors)
 
 
 def _file_of_passes(source: object) -> Path:

@@ -24,8 +24,8 @@ from fedtmle.deploy.kits import Kit, Role, read_kit
 from fedtmle.deploy.processes import running
 from fedtmle.engine.post import approvals_of, close_plans, located_by, silo_folder
 from fedtmle.errors import FedTMLEError, InputError
-from fedtmle.runtime.ledger import read
-from fedtmle_core.home import records_folder
+from fedtmle.runtime.ledger import read, scopes
+from fedtmle_core.home import Home, records_folder
 from fedtmle_core.journal import Document, read_document, scan, write_document
 
 FORMAT = 1
@@ -53,6 +53,7 @@ class Restored:
     kept: list[str]  # intact and at least as new as in the backup
     closed: list[str]  # plans that the silo no longer answers
     unknown: bool  # whether the silo may have answered plans of which it has no record
+    forgotten: list[str]  # plans that were answered, and whose people the home no longer knows
 
 
 def back_up(kit: Kit, target: Path) -> int:
@@ -151,7 +152,7 @@ def restore(archive: Path, target: Path, silo_file: Path | None = None) -> Resto
     put_back, kept = _merge(of_kit, target.absolute(), target / "fedtmle" / aside)
     kit = read_kit(target)
     if kit.role is Role.SERVER:
-        return Restored(put_back=put_back, kept=kept, closed=[], unknown=False)
+        return Restored(put_back=put_back, kept=kept, closed=[], unknown=False, forgotten=[])
     if silo_file is not None:
         write_document(kit.home / "silo.json", {"silo_file": str(silo_file.absolute())})
     place = _silo_file(kit)
@@ -198,7 +199,27 @@ def _restore_records(
     if unknown:
         # Plans that came after the backup are known to the server alone: its next notice lists them.
         write_document(kit.home / "restored.json", {"time": time.time(), "backup": when})
-    return Restored(put_back=put_back + restored, kept=kept + left, closed=closed, unknown=unknown)
+    return Restored(
+        put_back=put_back + restored,
+        kept=kept + left,
+        closed=closed,
+        unknown=unknown,
+        forgotten=_forgotten(home, folder),
+    )
+
+
+def _forgotten(home: Path, folder: Path) -> list[str]:
+    """Note and return the plans that the ledger in place has, and a memory from the backup lacks."""
+    try:
+        answered = scopes(read(folder / "ledger.jsonl"))
+    except FileNotFoundError:
+        answered = {}
+    with Home.open(home).held() as opened:
+        lacking = answered.keys() - {plan for plan, _ in opened.memory.plans}
+    if lacking:
+        with open(folder / "forgotten", "a", encoding="ascii") as file:
+            file.write("".join(f"{plan}\n" for plan in sorted(lacking)))
+    return sorted(lacking)
 
 
 def _read(archive: Path) -> tuple[Document, dict[str, bytes]]:

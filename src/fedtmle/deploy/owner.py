@@ -26,7 +26,7 @@ from fedtmle.protocol.plan import Plan
 from fedtmle.runtime import ledger
 from fedtmle.runtime.ledger import read
 from fedtmle.studies.approval import Approval, review
-from fedtmle.studies.home import Home, data_digest
+from fedtmle.studies.home import Home
 from fedtmle.studyfile.file import file_plan, read_study, study_of
 from fedtmle.text import approval as account_text
 from fedtmle.text import approval as approval_text
@@ -259,7 +259,7 @@ def _words_of(shown: Approval) -> str:
 
 
 def _digest_of(shown: Approval, plan: Plan, home: Home) -> str:
-    return hashlib.sha256(_words_of(shown).encode() + data_digest(plan, home.file)).hexdigest()
+    return hashlib.sha256(_words_of(shown).encode() + home.data_digest(plan)).hexdigest()
 
 
 def _state(found: ReceivedStudy, closed: bool) -> str:

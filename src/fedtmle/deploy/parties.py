@@ -22,7 +22,7 @@ from fedtmle.errors import FedTMLEError, InputError
 from fedtmle.layout import wrapped
 from fedtmle.location import VARIABLE
 from fedtmle.runtime.signing import Decision
-from fedtmle.studies.home import Home, data_digest
+from fedtmle.studies.home import Home
 from fedtmle.studyfile.file import file_plan, read_study
 from fedtmle_core.journal import read_document, write_document
 
@@ -99,7 +99,7 @@ def _has_other_data(study: ReceivedStudy, decision: Decision, home: Home) -> boo
         if path.stat().st_size > LARGEST_COMPARED or study.plan in home.earlier():
             return False
         plan = file_plan(read_study(study.path, samples=False))
-        return plan.digest.hex() == study.plan and data_digest(plan, home.file).hex() != decision.data
+        return plan.digest.hex() == study.plan and home.data_digest(plan).hex() != decision.data
     except (FedTMLEError, OSError):
         return False
 

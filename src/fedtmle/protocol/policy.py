@@ -120,7 +120,8 @@ class Policy:
         _FLOOR,
         5,
         1,
-        "Smallest count disclosed in preflight tables, and floor of bins and covariates during the study.",
+        "Smallest count disclosed in preflight tables, and floor of bins and covariates during the study; "
+        "the fewest people by whom two studies may differ.",
     )
     min_silos: int = _key(_FLOOR, 2, 0, "Silos that the study must have.")
     colluders: int = _key(

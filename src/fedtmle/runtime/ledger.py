@@ -30,35 +30,21 @@ START = "0" * 64
 _SHA256 = hashlib.sha256()  # copying it is faster than creating a new one
 
 
-class ReadColumn(msgspec.Struct, frozen=True, array_like=True):
-    """A column as a study read it; ``source`` is the hospital's own name of it."""
-
-    name: str
-    kind: str
-    levels: tuple[str, ...] | None
-    source: str
-
-
 class StudyScope(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The scope of a study's answers: the version of the rows, the columns, and the silos in the study.
+    """The scope of a study's answers: the columns that it reads, and the silos that take part.
 
+    ``sources`` are the hospital's names of the columns. Whose rows they were is in the memory of the home.
     ``roster`` has the public keys of each silo in hexadecimal, or its name if it has none; ``own`` is this
     silo's entry. ``groups`` are groups of silos whose totals were disclosed too. ``zcdp`` is the budget of
     differential privacy that the study takes, as a fraction; it is empty if the sums had no noise.
     """
 
-    rows: str
-    columns: tuple[ReadColumn, ...]
+    sources: tuple[str, ...]
     roster: tuple[str, ...]
     own: str
     is_masked: bool
     groups: tuple[tuple[str, ...], ...] = ()
     zcdp: str = ""
-
-    @property
-    def sources(self) -> frozenset[str]:
-        """The hospital's names of the columns."""
-        return frozenset(column.source for column in self.columns)
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):

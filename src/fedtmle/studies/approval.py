@@ -24,7 +24,7 @@ from fedtmle.runtime import ledger
 from fedtmle.runtime.ledger import read
 from fedtmle.runtime.signing import Decision
 from fedtmle.studies.home import Home
-from fedtmle.studies.memory import OwnersBudget, read_columns
+from fedtmle.studies.memory import OwnersBudget, source_names
 from fedtmle.studies.preview import Preview, preview
 from fedtmle.studies.risk import bits_of, planned_risk
 from fedtmle.studyfile.file import StudyFile, file_plan
@@ -63,7 +63,7 @@ class Approval:
     ``unaudited`` says why.
     ``answered`` has the answers and numbers that already left for this plan.
     ``bits`` is what it would disclose of each column, and ``spent`` what the earlier ones disclosed.
-    ``budget`` is that of a study with noise.
+    ``budget`` is that of a study with noise. ``snapshot`` says whose rows are left out, if any.
     ``lowered`` are the limits of the owner's policy that are laxer than the package's own, with the reasons.
     """
 
@@ -91,6 +91,7 @@ class Approval:
     bits: Mapping[str, float] | None
     spent: Mapping[str, float]
     budget: OwnersBudget | None
+    snapshot: str
     lowered: tuple[str, ...]
 
     def to_dict(self) -> Document:
@@ -100,10 +101,11 @@ class Approval:
 def review(file: StudyFile, home: Home) -> Approval:
     """Return what the owner of ``home`` approves with the plan of ``file``; nothing is recorded or sent."""
     plan, study = file_plan(file), file.study
-    audited = planned_risk(plan, home.file, home.memory(plan).table.n_rows)
+    table, memory = home.read(plan)
+    audited = planned_risk(plan, home.file, table.n_rows)
     view = preview(plan, home.file, audited)
     earlier = home.earlier()
-    sources = {column.source for column in read_columns(plan, home.file)}
+    sources = {theirs for each in source_names(plan, home.file).values() for theirs in each}
     policy, accounts_here = home.file.policy, _accounts(home)
     return Approval(
         title=study.title or "",
@@ -134,7 +136,7 @@ def review(file: StudyFile, home: Home) -> Approval:
                 time=account.first,
                 answers=account.answers,
                 numbers=account.numbers,
-                shares=account.plan in earlier and bool(earlier[account.plan][1].sources & sources),
+                shares=account.plan in earlier and not sources.isdisjoint(earlier[account.plan][1].sources),
             )
             for account in accounts_here
             if account.plan != plan.digest.hex() and account.answers
@@ -144,7 +146,8 @@ def review(file: StudyFile, home: Home) -> Approval:
         unaudited=audited.unaudited,
         bits=audited.bits,
         spent=home.spent(plan),
-        budget=OwnersBudget.of(plan, earlier, policy),
+        budget=OwnersBudget.of(plan, home.institution_wide(), policy),
+        snapshot="" if memory is None else memory.snapshot,
         lowered=tuple(map(lowered_limit, policy.lowered)),
     )
 

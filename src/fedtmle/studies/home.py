@@ -20,8 +20,8 @@ import numpy as np
 
 from fedtmle.algorithms.gradient import Gradient
 from fedtmle.algorithms.optimizers import Newton
-from fedtmle.data import DataErrors, Kind, Schema, SiloFile, load, read_silo_file
-from fedtmle.errors import ChangedDataError, CheckFailedError, FedTMLEError, InputError
+from fedtmle.data import DataErrors, Kind, Schema, SiloFile, load, load_people, read_silo_file, restricted
+from fedtmle.errors import ChangedDataError, CheckFailedError, FedTMLEError, InputError, JournalError
 from fedtmle.initial.glm import GLM
 from fedtmle.lowered import LoweredLimit
 from fedtmle.model.check import check_problem
@@ -32,20 +32,19 @@ from fedtmle.programs.study import Study
 from fedtmle.programs.target import AbstractTarget
 from fedtmle.protocol.plan import Plan, brought, follow_alone
 from fedtmle.protocol.policy import UNGUARDED, Policy
-from fedtmle.runtime.ledger import Ledger
+from fedtmle.runtime.ledger import Ledger, StudyScope
 from fedtmle.runtime.ledger import read as read_ledger
 from fedtmle.runtime.ledger import studies as ledger_studies
 from fedtmle.runtime.records import Keeper, utc_now
 from fedtmle.runtime.rows import LocalRows, fingerprint
-from fedtmle.runtime.signing import Approvals
+from fedtmle.runtime.signing import Approvals, Decision
 from fedtmle.runtime.silo import Silo
 from fedtmle.studies.memory import (
     Conflict,
     Earlier,
-    RowStore,
     SiloMemory,
     beyond_max_bits,
-    read_columns,
+    source_names,
     spent_bits,
 )
 from fedtmle.studyfile.file import study_of
@@ -53,6 +52,7 @@ from fedtmle.studyfile.schema import check_follow_up, check_streams, in_memory, 
 from fedtmle_core import home as core_home
 from fedtmle_core.journal import FileJournal
 from fedtmle_core.memory import Totals
+from fedtmle_core.people import Snapshot
 from fedtmle_core.signing import SigningKey
 from fedtmle_core.types import Array
 
@@ -65,6 +65,7 @@ from fedtmle_core.types import Array
 ROWS = 240
 SEED = 2026
 SILO = "synthetic"
+UNSIGNED = "unsigned"  # the author of a study whose server has no key
 
 _passed: set[bytes] = set()  # digests of plans whose target was checked in this process
 
@@ -133,6 +134,7 @@ class HomeAccount:
     folder: Path
     hospitals: tuple[str, ...]
     studies: int
+    forgotten: int  # studies whose people were lost, at this silo
     asked: Totals
     refused: Mapping[str, int]
 
@@ -183,9 +185,21 @@ class Home:
                 folder=institution.folder,
                 hospitals=institution.hospitals,
                 studies=len(opened.memory.studies),
+                forgotten=len(self.forgotten),
                 asked=opened.memory.totals(numbers),
                 refused=opened.charges.counts(utc_now()),
             )
+
+    def pardon(self, author: str) -> None:
+        """Strike out the refusals that are charged to the server with this key, or to those without one."""
+        with self.institution.held() as opened:
+            charged, now = opened.charges.counts(utc_now()), utc_now()
+            if author == UNSIGNED:
+                author = ""
+            if author not in charged:
+                known = ", ".join(each or UNSIGNED for each in charged) or "nobody"
+                raise InputError(f"--pardon: no refusal is charged to '{author}'; there are for {known}")
+            opened.charges.pardon(author, now)
 
     @property
     def _place(self) -> Path:
@@ -247,7 +261,7 @@ class Home:
                 f"{', '.join(late)}: this plan was opened here with other limits, which all parties know; "
                 "approve it with those, or ask the statistician for the study with another seed"
             )
-        data = data_digest(plan, self.file)
+        data = self.data_digest(plan)
         self.approvals.decide(
             plan.digest,
             approved=True,
@@ -322,40 +336,97 @@ class Home:
         return (self._place / "ledger.jsonl").exists()
 
     def earlier(self) -> Earlier:
-        """Return the scope of each earlier study, by its plan, from the ledger."""
-        if not self.has_past:
+        """Return the scope of each earlier study of this silo, by its plan, from the ledger."""
+        return self._scopes(self.file.name) if self.has_past else {}
+
+    def institution_wide(self) -> Earlier:
+        """Return the scopes of the earlier studies of all silos of the institution; budgets are over all."""
+        hospitals = self.institution.hospitals if self.has_key else ()
+        found: dict[str, tuple[str, StudyScope]] = {}
+        for name in (*hospitals, self.file.name):
+            found |= self._scopes(name)
+        return found
+
+    def _scopes(self, silo: str) -> Earlier:
+        path = core_home.records_folder(self.file.home, silo) / "ledger.jsonl"
+        if not path.exists():
             return {}
-        with closing(Ledger(self.ledger_path, key=self.key)) as ledger:
+        with closing(Ledger(path, key=self.institution.key(silo))) as ledger:
             return ledger.scopes()
 
-    def memory(self, plan: Plan, table: AnyTable | None = None) -> SiloMemory:
-        """Return what this silo remembers; ``table`` has its rows as the study of ``plan`` reads them."""
-        return SiloMemory(
+    def _decisions(self) -> Mapping[str, Decision]:
+        """Return the decisions in force at all silos of the institution; of one plan, this silo's."""
+        found: dict[str, Decision] = {}
+        for name in self.institution.hospitals:
+            path = core_home.records_folder(self.file.home, name) / "approvals.jsonl"
+            found |= Approvals(path, self.institution.key(name)).current()
+        return found | self.approvals.current()
+
+    def read(self, plan: Plan) -> tuple[AnyTable, SiloMemory | None]:
+        """Return the rows from which a study is answered after the earlier ones, and what is remembered.
+
+        Without a home nothing is remembered, and nothing is made.
+        """
+        schema = schema_of(study_of(plan))
+        if not self.has_key:
+            return load(self.file, schema, silo=self.file.name), None
+        reads = frozenset(theirs for each in source_names(plan, self.file).values() for theirs in each)
+        with self.institution.held() as opened:
+            self._check_remembered(opened)
+            bases = opened.memory.bases(reads)
+        table, census = load_people(self.file, schema, digester=self.institution.digester, bases=bases)
+        memory = SiloMemory(
             file=self.file,
-            table=load(self.file, schema_of(study_of(plan)), silo=self.file.name) if table is None else table,
-            columns=read_columns(plan, self.file),
-            store=RowStore(self.folder / "rows"),
-            key=self.key.row_key,
+            plan=plan,
+            census=census,
+            institution=self.institution,
             peers=self.peers,
             earlier=self.earlier,
-            decisions=self.approvals.current,
-        )
+            institution_wide=self.institution_wide,
+            decisions=self._decisions,
+        ).judged()
+        if isinstance(memory.verdict, Snapshot):
+            table = restricted(table, memory.verdict.kept, schema)
+        return table, memory
+
+    def _check_remembered(self, opened: core_home.OpenHome) -> None:
+        """Raise unless the memory has every study of which the ledger holds an answer."""
+        lacking = self.earlier().keys() - {plan for plan, _ in opened.memory.plans} - self.forgotten
+        if lacking:
+            plans = ", ".join(plan[:16] for plan in sorted(lacking))
+            raise JournalError(
+                f"{self.file.home}: the memory lacks studies that were answered ({plans}); restore the home"
+            )
+
+    @property
+    def forgotten(self) -> frozenset[str]:
+        """The plans whose people are not remembered: the home was restored from a backup that was older."""
+        try:
+            return frozenset((self._place / "forgotten").read_text(encoding="ascii").split())
+        except FileNotFoundError:
+            return frozenset()
+
+    def data_digest(self, plan: Plan) -> bytes:
+        """Return the digest of plan and rows that an approval of ``plan`` holds for."""
+        return fingerprint(plan.digest, self.file.name, self.read(plan)[0])
 
     def conflicts(self, plan: Plan, bits: Mapping[str, float] | None) -> tuple[Conflict, ...]:
-        """Return every reason why this silo would refuse a plan after the earlier ones; no folder is made.
+        """Return every reason why this silo would refuse a plan after the earlier ones; no home is made.
 
         ``bits`` is what `risk` found of each column.
         """
-        if self.has_key:
-            return self.memory(plan).conflicts(plan, bits)
-        return beyond_max_bits(plan, self.file.policy, bits, {})
+        if not self.has_key:
+            return beyond_max_bits(plan, self.file.policy, bits, {})
+        _, memory = self.read(plan)
+        return () if memory is None else memory.conflicts(plan, bits)
 
     def spent(self, plan: Plan) -> dict[str, float]:
-        """Return the bits that other studies than that of ``plan`` disclosed of each column."""
-        if not self.has_past:
+        """Return the bits that other studies of the institution disclosed of each column."""
+        if not self.has_key:
             return {}
-        others = {digest: each for digest, each in self.earlier().items() if digest != plan.digest.hex()}
-        return spent_bits(others, self.approvals.current())
+        earlier = self.institution_wide()
+        others = {digest: each for digest, each in earlier.items() if digest != plan.digest.hex()}
+        return spent_bits(others, self._decisions()) if others else {}
 
     def unrecorded_keeper(self, plan: Plan) -> Keeper:
         """Return what guards this silo in a run of ``plan`` by its own owner, which leaves no record."""
@@ -461,18 +532,17 @@ def open_party(
     """Return the silo ``name`` of a study's plan over its ``source``, usually the path of a silo file.
 
     ``expected`` is the digest of plan and rows that the owner approved; `ChangedDataError` if it is another.
-    With its ``home`` the silo holds the study against the earlier ones.
+    With its ``home`` the silo holds the study against the earlier ones, and reads the table of the silo file.
     """
-    table = load(source, schema_of(study_of(plan)), silo=name)
+    memory = None
+    if home is None:
+        table = load(source, schema_of(study_of(plan)), silo=name)
+    else:
+        table, memory = home.read(plan)
     check_streams(study_of(plan), {name: table})
     check_follow_up(study_of(plan), {name: table})
     if expected and fingerprint(plan.digest, name, table).hex() != expected:
         raise ChangedDataError("the data changed since the plan was approved; approve it again")
-    if home is not None:
-        keeper = replace(keeper or Keeper(), memory=home.memory(plan, table))
+    if memory is not None:
+        keeper = replace(keeper or Keeper(), memory=memory)
     return Silo(name, plan, table, keeper=keeper)
-
-
-def data_digest(plan: Plan, file: SiloFile) -> bytes:
-    """Return the digest of plan and rows that an approval of ``plan`` holds for."""
-    return fingerprint(plan.digest, file.name, load(file, schema_of(study_of(plan)), silo=file.name))

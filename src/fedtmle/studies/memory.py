@@ -1,156 +1,44 @@
-"""A silo's memory of its rows and rosters: a study is compared with earlier ones before it answers.
+"""A silo's memory of earlier studies: a study is compared with them before it answers.
 
-The ledger has the scope of each study (`runtime.ledger.StudyScope`), the approvals what `risk` found
-beforehand. The owner sees the conflicts when approving a plan; the silo refuses by the same rule when the
-study opens, and again before its first answer.
+The home has the people of each study (`fedtmle_core.memory`), the ledger its scope
+(`runtime.ledger.StudyScope`), the approvals what `risk` found beforehand. The owner sees the conflicts when
+approving a plan; the silo refuses by the same rules when the study opens, and again before its first answer.
 """
 
 from __future__ import annotations
 
-import hashlib
-import math
-import os
+import datetime
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import combinations, pairwise
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass, replace
+from itertools import combinations
 
-import numpy as np
-import numpy.typing as npt
-
-from fedtmle.data import Column, DataErrors, Kind, Schema, SiloFile, load
-from fedtmle.data.source import hashed_levels
-from fedtmle.errors import InputError, JournalError
+from fedtmle.data import SiloFile
 from fedtmle.model.budget import OWNER_DELTA
-from fedtmle.model.table import AnyTable, Table
+from fedtmle.protocol.guard import RefusalError
+from fedtmle.protocol.messages import Reason
 from fedtmle.protocol.plan import Member, Plan
 from fedtmle.protocol.policy import Policy
-from fedtmle.runtime.ledger import ReadColumn, StudyScope, epsilon_taken
+from fedtmle.runtime.ledger import StudyScope, epsilon_taken
+from fedtmle.runtime.records import utc_now
 from fedtmle.runtime.signing import Decision
 from fedtmle.studyfile.file import study_of
 from fedtmle.studyfile.schema import schema_of
-from fedtmle_core.journal import sync_folder
+from fedtmle_core.home import Home as Institution
+from fedtmle_core.home import OpenHome, Standing
+from fedtmle_core.memory import Study as Remembered
+from fedtmle_core.people import PERSON, Census, Refusal, Snapshot
 
-# A silo's memory of its rows and rosters across studies, and what studies disclose together.
-#
-# A file for each version of the data holds a keyed digest of every record, sorted. The key is derived from
-# the silo's secret and never leaves it, so that nobody else can test a guess against the file. The ledger's
-# line of a study's first answer names the version, the columns and the silos that took part (`StudyScope`).
-#
-# **Refreshed data.** Two studies over the same columns, before and after a refresh, disclose the difference
-# of their sums, which is over the records that came, went or were corrected. Write t_i for the studies that
-# record i is in. A combination of the studies' sums is made, in effect, of 1 / max h_i people, where h_i =
-# t_i^T (sum t t^T)^+ t_i is the leverage (`model.leverage`). A corrected record is one person in two
-# versions, so that the records of two versions also count by the larger of those that came and went.
-#
-# **Rosters.** Under masks a study discloses totals over its silos. Take the matrix with a row for each study
-# and a column for each silo, 1 where the silo took part. The totals of a set of silos follow from the studies
-# if the row space holds a vector that is zero elsewhere, which is so if the columns elsewhere have a smaller
-# rank.
+# Beside the people of a study (`fedtmle_core.people`), its roster is compared with earlier ones. Under masks
+# a study discloses totals over its silos. Take the matrix with a row for each study and a column for each
+# silo, 1 where the silo took part. The totals of a set of silos follow from the studies if the row space
+# holds a vector that is zero elsewhere, which is so if the columns elsewhere have a smaller rank.
 
 NOISE_IN_BITS = "Studies with noise are not counted in bits: state max_epsilon_total in [policy] for them."
-DIGEST = 16  # bytes for a record: two of 2^40 records share one with probability 2^-49
-_MAGIC = b"fedtmle rows 1\n"
+NO_IDENTIFIER = (
+    "Your silo file names no column of the person (person in [data]), so that a record counts as another "
+    "person's when any of its cells changes."
+)
 _PRIME = (1 << 61) - 1  # no minor of 27 or fewer rows of zeros and ones is a multiple of it
-
-Digests = npt.NDArray[np.bytes_]  # sorted, one for each record
-
-
-def row_digests(table: AnyTable, columns: Collection[ReadColumn], key: bytes) -> Digests:
-    """Return the keyed digest of every record over ``columns``, sorted."""
-    parts = [_digests_of(block, columns, key) for block in table.blocks()]
-    return np.sort(np.concatenate(parts)) if parts else np.empty(0, dtype=f"S{DIGEST}")
-
-
-def _digests_of(table: Table, columns: Collection[ReadColumn], key: bytes) -> Digests:
-    cells = []
-    for column in sorted(columns, key=lambda column: (column.name, column.kind)):
-        if column.kind == "factor":
-            cells.append(hashed_levels(table.factors[column.name]))
-        else:
-            values = table.numeric[column.name] + 0.0  # no negative zero
-            cells.append(np.where(np.isnan(values), np.nan, values).view(np.uint64))
-    data = memoryview(np.stack(cells, axis=1).tobytes())
-    keyed, width = hashlib.blake2b(key=key, digest_size=DIGEST), 8 * len(cells)
-    digests = []
-    for at in range(0, len(data), width):
-        digest = keyed.copy()  # faster than a new one
-        digest.update(data[at : at + width])
-        digests.append(digest.digest())
-    joined = b"".join(digests)
-    return np.frombuffer(joined, dtype=f"S{DIGEST}")
-
-
-@dataclass(frozen=True)
-class RowStore:
-    """The files of digests, each named by the digest of its content."""
-
-    folder: Path
-
-    @staticmethod
-    def name(digests: Digests) -> str:
-        """Return the name of a version of the rows."""
-        return hashlib.sha256(_MAGIC + digests.tobytes()).hexdigest()
-
-    def keep(self, digests: Digests) -> str:
-        """Store a version of the rows, if it is not there yet; return its name."""
-        data, name = _MAGIC + digests.tobytes(), self.name(digests)
-        path = self._path(name)
-        if not path.exists():
-            self.folder.mkdir(mode=0o700, exist_ok=True)
-            scratch = path.with_suffix(f".{os.getpid()}.new")
-            with open(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            scratch.replace(path)
-            sync_folder(self.folder)
-        return name
-
-    def read(self, name: str) -> Digests:
-        """Return a stored version; raise `JournalError` if it is lost or was changed."""
-        path = self._path(name)
-        try:
-            data = path.read_bytes()
-        except OSError:
-            raise JournalError(
-                f"{path}: the digests of the rows of an earlier study are gone; restore them from a backup"
-            ) from None
-        if hashlib.sha256(data).hexdigest() != name:
-            raise JournalError(f"{path}: the digests of the rows of an earlier study were changed")
-        return np.frombuffer(data[len(_MAGIC) :], dtype=f"S{DIGEST}")
-
-    def _path(self, name: str) -> Path:
-        return self.folder / f"{name}.digests"
-
-
-def fewest_people(versions: Sequence[Digests]) -> float | None:
-    """Return the fewest people, in effect, on whom a combination of studies over these versions can rest.
-
-    None if all versions have the same records. Combinations in which every record has the same part, as in
-    each study alone, are left to the guard of that study.
-    """
-    records, where = np.unique(np.concatenate(versions), return_inverse=True)
-    ends = np.cumsum([0, *map(len, versions)])
-    counts = np.stack(
-        [np.bincount(where[start:stop], minlength=len(records)) for start, stop in pairwise(ends)]
-    )
-    layers = range(1, int(counts.max(initial=0)) + 1)  # identical records are different people
-    patterns, people = np.unique(
-        np.concatenate([counts >= layer for layer in layers], axis=1), axis=1, return_counts=True
-    )
-    is_there = patterns.any(axis=0)
-    patterns, people = patterns[:, is_there], people[is_there]
-    if patterns.all():
-        return None
-    T = patterns.astype(np.float64)
-    leverage = np.einsum("ik,ij,jk->k", T, np.linalg.pinv((T * people) @ T.T, rcond=1e-12, hermitian=True), T)
-    fewest = [1.0 / float(leverage.max())]
-    for first, second in combinations(counts, 2):
-        change = second - first
-        fewest += [float(max(change.clip(0).sum(), (-change).clip(0).sum()))] if change.any() else []
-    return min(fewest)
 
 
 def isolated(rosters: Collection[frozenset[str]], colluders: int) -> tuple[str, ...] | None:
@@ -246,122 +134,180 @@ class OwnersBudget:
 
 @dataclass(frozen=True, kw_only=True)
 class SiloMemory:
-    """What the silo of ``file`` remembers, and its rows as the study at hand reads them.
+    """What the home of the silo of ``file`` remembers, and whose rows the study of ``plan`` reads.
 
-    ``earlier`` returns what the ledger holds; ``decisions`` the owner's, with what `risk` found; ``key`` is
-    that of the digests of rows.
+    ``census`` is of the rows that the study is answered from: those that ``verdict`` keeps. ``earlier``
+    returns the scopes of this silo's studies, ``institution_wide`` those of all silos of the institution, and
+    ``decisions`` their owner's, with what `risk` found.
     """
 
     file: SiloFile
-    table: AnyTable
-    columns: tuple[ReadColumn, ...]  # columns of the table
-    store: RowStore
-    key: bytes
+    plan: Plan
+    census: Census
+    institution: Institution
     peers: frozenset[bytes] | None
     earlier: Callable[[], Earlier]
+    institution_wide: Callable[[], Earlier]
     decisions: Callable[[], Mapping[str, Decision]]
-    _read: dict[tuple[ReadColumn, ...], Digests | None] = field(
-        default_factory=dict
-    )  # digests of today's rows
+    verdict: Snapshot | Refusal | None = None
+    clock: Callable[[], datetime.datetime] = utc_now
+
+    def judged(self) -> SiloMemory:
+        """Return this memory with the verdict on all rows, and the census of those that it keeps."""
+        with self.institution.held() as opened:
+            verdict = self._judged(opened)
+        census = self.census.keep(verdict.kept) if isinstance(verdict, Snapshot) else self.census
+        return replace(self, census=census, verdict=verdict)
 
     def refusal(self, plan: Plan) -> str:
-        """Return the key of the policy by which this study may not follow the earlier ones, or nothing."""
-        return next((each.key for each in self.conflicts(plan)), "")
+        """Return the key of the policy by which this study may not follow the earlier ones, or nothing.
+
+        A refusal that depends on whose rows there are is charged to the study's author.
+        """
+        with self.institution.held() as opened:
+            key = self._refused(opened)
+            others = () if key else self._others(opened, plan, None)
+        return key or next((each.key for each in others), "")
 
     def record_scope(self, plan: Plan) -> StudyScope:
-        """Store which rows the silo has now; return the scope of a study with this plan, for the ledger."""
-        columns = read_columns(plan, self.file)
-        digests = self._digests(columns)
-        if digests is None:
-            raise AssertionError("a silo has the columns of the study that it takes part in")
-        return StudyScope(rows=self.store.keep(digests), **_about(plan, columns, self.file.name))
+        """Remember whose rows the study is about; return its scope, for the ledger.
+
+        It is judged again: another study may have been remembered since it opened.
+        """
+        about = _about(plan, self.file)
+        with self.institution.held() as opened:
+            key = self._refused(opened)
+            if not key and self._is_beyond_budget(opened, about.zcdp):
+                key = "max_epsilon_total"
+            if key:
+                raise RefusalError(Reason.POLICY, f"memory: {key}")
+            opened.memory.remember(
+                Remembered(
+                    plan=self._digest,
+                    hospital=self.file.name,
+                    author=author_of(plan),
+                    time=self.clock().isoformat(timespec="seconds"),
+                    zcdp=about.zcdp,
+                ),
+                self.census,
+            )
+        return about
 
     def conflicts(self, plan: Plan, bits: Mapping[str, float] | None = None) -> tuple[Conflict, ...]:
         """Return every reason why a study by ``plan`` may not follow the earlier ones.
 
         ``bits`` is what `risk` found of each column, by default what the approval of the plan has.
         """
-        this_plan = plan.digest.hex()
-        earlier = {digest: scope for digest, scope in self.earlier().items() if digest != this_plan}
-        columns = read_columns(plan, self.file)
-        sources = frozenset(column.source for column in columns)
-        alike = {digest: each for digest, each in earlier.items() if each[1].sources & sources}
-        # The difference of two studies is covered by the noise of either.
-        exact = {} if plan.program.privacy else {d: scope for d, scope in alike.items() if not scope[1].zcdp}
+        people = [self._about_people(self.verdict)] if isinstance(self.verdict, Refusal) else []
+        with self.institution.held() as opened:
+            standing = opened.charges.standing(author_of(plan), self._digest, self.clock())
+            if standing is not Standing.OPEN:
+                people.append(Conflict(key="refusals", text=f"{standing.value}."))
+            return (*people, *self._others(opened, plan, bits))
+
+    @property
+    def snapshot(self) -> str:
+        """In words for the owner: from whose rows the study is answered, if not from all; else nothing."""
+        if not isinstance(self.verdict, Snapshot) or not self.verdict.plans:
+            return ""
         return (
-            *self._refreshed(exact),
-            *self._rosters(plan, columns, alike),
-            *self._spent(plan, earlier, bits),
-            *self._budget(plan, earlier),
+            f"{self.verdict.left_out:,} of your rows are left out: fewer than {self._least} people came "
+            f"since earlier studies ({_plans(self.verdict.plans)}), and the difference would show them "
+            "(limit min_cell). The study is answered about the people of those studies."
         )
 
-    def _refreshed(self, alike: Earlier) -> Sequence[Conflict]:
-        """Return a conflict if few people differ between the rows of earlier studies and those of today."""
-        floor, conflicts = self.file.policy.min_people, []
-        by_columns: dict[tuple[ReadColumn, ...], dict[str, str]] = {}
-        for digest, (_, scope) in alike.items():
-            by_columns.setdefault(scope.columns, {})[scope.rows] = digest
-        for columns, versions in by_columns.items():
-            today = self._digests(columns)
-            if today is None:
-                continue
-            stored = [self.store.read(name) for name in versions]
-            before, now = fewest_people(stored), fewest_people([*stored, today])
-            if now is None or now > floor * (1 - 1e-9) or (before is not None and now >= before):
-                continue
-            plans = ", ".join(plan[:16] for plan in versions.values())
-            conflicts.append(
-                Conflict(
-                    key="min_people",
-                    text=f"Your records differ from those of an earlier study that read the same columns "
-                    f"({plans}), and the difference of the two studies' sums would show {_shown_of(now)} "
-                    f"(limit min_people). Wait until {_spelled(floor)} or more records have changed, or "
-                    "answer it from the records of the earlier study.",
-                )
-            )
-        return conflicts
+    @property
+    def _digest(self) -> str:
+        """The plan as it was approved; a run that goes on without some silos has another."""
+        return self.plan.digest.hex()
 
-    def _rosters(self, plan: Plan, columns: tuple[ReadColumn, ...], alike: Earlier) -> Sequence[Conflict]:
+    @property
+    def _least(self) -> int:
+        return max(1, int(self.file.policy.min_cell))
+
+    def _judged(self, opened: OpenHome) -> Snapshot | Refusal:
+        noisy = self.plan.program.privacy is not None
+        return opened.memory.judge(
+            self._digest, self.file.name, self.census, least=self._least, is_noisy=noisy
+        )
+
+    def _refused(self, opened: OpenHome) -> str:
+        """Return the key by which the people forbid the study, or nothing; charge a refusal to its author."""
+        author, now = author_of(self.plan), self.clock()
+        if opened.charges.standing(author, self._digest, now) is not Standing.OPEN:
+            return "refusals"
+        verdict = self._judged(opened)
+        if isinstance(verdict, Refusal):
+            opened.charges.add(author, self._digest, now)
+            return "min_cell"
+        # Another study was remembered since these rows were read: read again, it will have fewer.
+        return "min_cell" if verdict.left_out else ""
+
+    def _about_people(self, refusal: Refusal) -> Conflict:
+        one, many = ("person", "people") if refusal.basis == PERSON else ("record", "records")
+        count = f"{refusal.people} {one if refusal.people == 1 else many}"
+        because = "" if self.census.own[0] == PERSON else f" {NO_IDENTIFIER}"
+        reason = refusal.conflict.value
+        return Conflict(
+            key="min_cell",
+            text=f"{reason[0].upper()}{reason[1:]}. Here it is {count}, and your limit is "
+            f"{self._least} (min_cell); the earlier studies are {_plans(refusal.plans)}.{because}",
+        )
+
+    def _others(self, opened: OpenHome, plan: Plan, bits: Mapping[str, float] | None) -> tuple[Conflict, ...]:
+        """Return the conflicts that do not depend on whose rows there are, but for changes of this silo's."""
+        earlier = {digest: each for digest, each in self.earlier().items() if digest != self._digest}
+        others = {digest: each for digest, each in self.institution_wide().items() if digest != self._digest}
+        return (
+            *self._rosters(opened, plan, earlier),
+            *self._spent(plan, others, bits),
+            *self._budget(plan, others),
+        )
+
+    def _rosters(self, opened: OpenHome, plan: Plan, earlier: Earlier) -> Sequence[Conflict]:
         """Return a conflict if totals of few silos follow from the rosters of this study and earlier ones."""
         if not plan.is_masked:  # the server reads each silo's own sums anyway
             return ()
-        colluders = self.file.policy.colluders
-        about = StudyScope(rows="", **_about(plan, columns, self.file.name))
-        masked = [scope for _, scope in alike.values() if scope.is_masked]
+        colluders, about = self.file.policy.colluders, _about(plan, self.file)
+        sources = set(about.sources)
+        masked = {
+            digest: scope
+            for digest, (_, scope) in earlier.items()
+            if scope.is_masked and not sources.isdisjoint(scope.sources)
+        }
         before, exact = [], []
-        for scope in masked:
-            totals = self._totals(scope, has_noise=bool(scope.zcdp or about.zcdp))
+        for digest, scope in masked.items():
+            has_noise = bool(scope.zcdp or about.zcdp)
+            is_changed = not has_noise and opened.memory.differs(digest, self.file.name, self.census)
+            totals = self._totals(scope, digest if is_changed else "")
             before += totals
             exact += totals if about.zcdp or not scope.zcdp else []
-        silos = isolated([*before, *self._totals(about, has_noise=bool(about.zcdp))], colluders)
+        silos = isolated([*before, *self._totals(about, "")], colluders)
         # Totals that follow from earlier studies are known already, but not exactly if these had noise.
         if silos is None or (exact and isolated(exact, colluders) == silos):
             return ()
         names = {_identity(member): member.name for member in plan.roster} | {about.own: self.file.name}
         words = " and ".join(f"'{names.get(silo, silo[:16])}'" for silo in silos)
-        known = ", ".join(digest[:16] for digest, (_, scope) in alike.items() if scope.is_masked)
         return (
             Conflict(
                 key="colluders",
-                text=f"Together with earlier studies of other silos ({known}), the totals of this one give "
-                f"the sums of {words} {'together' if len(silos) > 1 else 'alone'}, which masks should hide. "
-                f"Rosters must differ by more than {colluders + 1} silos, or not at all.",
+                text=f"Together with earlier studies of other silos ({_plans(masked)}), the totals of this "
+                f"one give the sums of {words} {'together' if len(silos) > 1 else 'alone'}, which masks "
+                f"should hide. Rosters must differ by more than {colluders + 1} silos, or not at all.",
             ),
         )
 
-    def _totals(self, scope: StudyScope, *, has_noise: bool) -> list[frozenset[str]]:
+    def _totals(self, scope: StudyScope, rows: str) -> list[frozenset[str]]:
         """Return the silos behind each total of a study, less those whose sums the server knows by itself.
 
         Silos that the owner does not vouch for may be the server's own. This silo's rows are another unknown
-        if they changed since, unless the noise of that study, or of the one at hand, covers the change.
+        if they changed since, unless the noise of that study, or of the one at hand, covers the change;
+        ``rows`` then names them.
         """
         vouched = {
             silo for silo in scope.roster if self.peers is None or silo in {key.hex() for key in self.peers}
         }
-        today = self._digests(scope.columns) if scope.rows and not has_noise else None
-        is_changed = today is not None and self.store.name(today) != scope.rows
-        others = vouched - {scope.own}
-        this_silo = scope.own + (f" {scope.rows}" if is_changed else "")
+        others, this_silo = vouched - {scope.own}, scope.own + (f" {rows}" if rows else "")
         totals = (
             frozenset(others.intersection(group)) | ({this_silo} if scope.own in group else set())
             for group in scope.groups or (scope.roster,)
@@ -370,9 +316,9 @@ class SiloMemory:
 
     def _spent(self, plan: Plan, earlier: Earlier, bits: Mapping[str, float] | None) -> Sequence[Conflict]:
         """Return a conflict if all studies together would disclose more of a column than the owner allows."""
-        decisions, this_plan = self.decisions(), plan.digest.hex()
+        decisions = self.decisions()
         if bits is None:
-            bits = decisions[this_plan].bits if this_plan in decisions else None
+            bits = decisions[self._digest].bits if self._digest in decisions else None
         return beyond_max_bits(plan, self.file.policy, bits, spent_bits(earlier, decisions))
 
     def _budget(self, plan: Plan, earlier: Earlier) -> Sequence[Conflict]:
@@ -383,30 +329,25 @@ class SiloMemory:
         is_alone, text = budget.study > budget.limit, f"{budget}: more than you allow."
         return (Conflict(key="max_epsilon_total", text=text, is_alone=is_alone),)
 
-    def _digests(self, columns: tuple[ReadColumn, ...]) -> Digests | None:
-        """Return the digests of today's rows over ``columns``; None if the data have no such columns."""
-        if columns not in self._read:
-            self._read[columns] = self._digests_now(columns)
-        return self._read[columns]
-
-    def _digests_now(self, columns: tuple[ReadColumn, ...]) -> Digests | None:
-        if columns == self.columns or _has(self.table, columns):
-            return row_digests(self.table, columns, self.key)
-        read = (Column(name=c.name, kind=Kind(c.kind), levels=c.levels, may_be_missing=True) for c in columns)
-        try:
-            table = load(self.file, Schema(tuple(read)), silo=self.file.name)
-            return row_digests(table, columns, self.key)
-        except (DataErrors, InputError):
-            return None
+    def _is_beyond_budget(self, opened: OpenHome, zcdp: str) -> bool:
+        """Return whether the studies that the home remembers would take more than allowed with this one."""
+        taken = [each.zcdp for each in opened.memory.studies if each.plan != self._digest]
+        return bool(zcdp) and epsilon_taken([*taken, zcdp]) > self.file.policy.max_epsilon_total
 
 
-def read_columns(plan: Plan, file: SiloFile) -> tuple[ReadColumn, ...]:
-    """Return the columns that a study reads, with the hospital's own names of them."""
-    named = {name: column.column for name, column in file.columns.items()}
-    return tuple(
-        ReadColumn(column.name, column.kind.value, column.levels, named.get(column.name, column.name))
-        for column in schema_of(study_of(plan)).columns
-    )
+def author_of(plan: Plan) -> str:
+    """Return who a study's refusals are charged to: the key with which its server signs, or nobody known."""
+    return plan.server.hex()
+
+
+def source_names(plan: Plan, file: SiloFile) -> dict[str, tuple[str, ...]]:
+    """Return the hospital's own columns behind each column that a study reads."""
+    names = schema_of(study_of(plan)).names
+    return {name: file.columns[name].sources if name in file.columns else (name,) for name in names}
+
+
+def _plans(plans: Collection[str]) -> str:
+    return ", ".join(plan[:16] for plan in plans)
 
 
 def beyond_max_bits(
@@ -456,36 +397,18 @@ def spent_bits(earlier: Earlier, decisions: Mapping[str, Decision]) -> dict[str,
     return spent
 
 
-def _about(plan: Plan, columns: tuple[ReadColumn, ...], silo: str) -> dict[str, Any]:
-    (own,) = (member for member in plan.roster if member.name == silo)
+def _about(plan: Plan, file: SiloFile) -> StudyScope:
+    (own,) = (member for member in plan.roster if member.name == file.name)
     identities = {member.name: _identity(member) for member in plan.roster}
-    return {
-        "columns": columns,
-        "roster": tuple(identities.values()),
-        "own": _identity(own),
-        "is_masked": plan.is_masked,
-        "groups": tuple(tuple(identities[name] for name in group) for group in plan.look_groups.groups),
-        "zcdp": "" if plan.program.privacy is None else str(plan.program.privacy.taken),
-    }
-
-
-def _shown_of(people: float) -> str:
-    """Return in words whose records a number discloses if so many people contribute to it in effect."""
-    return "the record of a single person" if people < 1.5 else f"the records of some {people:.2g} people"
-
-
-def _spelled(floor: float) -> str:
-    """Return the smallest whole number of records above a limit of people in effect."""
-    least = max(2, math.ceil(floor))
-    return "two" if least == 2 else str(least)
+    return StudyScope(
+        sources=tuple(dict.fromkeys(theirs for each in source_names(plan, file).values() for theirs in each)),
+        roster=tuple(identities.values()),
+        own=_identity(own),
+        is_masked=plan.is_masked,
+        groups=tuple(tuple(identities[name] for name in group) for group in plan.look_groups.groups),
+        zcdp="" if plan.program.privacy is None else str(plan.program.privacy.taken),
+    )
 
 
 def _identity(member: Member) -> str:
     return (member.key + member.mask_key).hex() or member.name
-
-
-def _has(table: AnyTable, columns: tuple[ReadColumn, ...]) -> bool:
-    """Return whether a table in memory has these columns, each as numbers or as a factor."""
-    return isinstance(table, Table) and all(
-        column.name in (table.factors if column.kind == "factor" else table.numeric) for column in columns
-    )

@@ -23,7 +23,7 @@ from fedtmle.protocol.sums import SumsQuery
 from fedtmle.runtime.certificate import Replayed, rehearse, replay
 from fedtmle.runtime.ledger import Transcript
 from fedtmle.studies.home import Home, policy_of, session_policy, silo_file
-from fedtmle.studies.memory import read_columns
+from fedtmle.studies.memory import source_names
 from fedtmle.studyfile.file import StudyFile, file_plan, study_of
 from fedtmle.studyfile.schema import in_memory, schema_of
 from fedtmle.targets.effects.problem import LINK_REACH, EffectProblem
@@ -174,7 +174,7 @@ def planned_risk(plan: Plan, file: SiloFile, n_rows: int) -> PlannedRisk:
         findings = _risk(plan, file.name, file).to_dict()["findings"]
     except FedTMLEError as error:
         return PlannedRisk(findings=(), bits=None, unaudited=str(error))
-    sources = {column.name: column.source for column in read_columns(plan, file)}
+    sources = {name: theirs[0] for name, theirs in source_names(plan, file).items()}
     bits = {
         sources.get(each["column"], each["column"]): bits_of(each)
         for each in findings

@@ -253,6 +253,7 @@ home = "north.home"             # your institution's own folder: keys, ledgers, 
 
 [data]
 path = "north.csv"              # or .parquet; or database = "records.duckdb" with table or query
+# person = "PATIENT_NO"         # the column of the person: no study reads it, the home keeps digests of it
 # encoding = "latin-1"          # of a .csv that is not UTF-8: latin-1, cp1252 or utf-16
 # decimal = ","                 # how the .csv writes numbers; thousands = "." for 1.234,5
 

@@ -452,9 +452,9 @@ def _roster(approval: Approval) -> list[str]:
 
 def _past(approval: Approval) -> list[str]:
     answers, numbers = approval.answered
-    lines = []
+    lines = wrapped(f"LOOK: {approval.snapshot}") if approval.snapshot else []
     if answers:
-        lines = wrapped(
+        lines += wrapped(
             f"This plan was answered here already: {answers:,} answers, {numbers:,} numbers left. A plan is "
             "answered once; to run the study again the statistician changes its seed, which is another plan."
         )

@@ -20,6 +20,12 @@ def render_home(account: HomeAccount) -> str:
         *wrapped(f"Silos with records in it: {silos}", indent="  "),
         *remembered(account),
     ]
+    if account.forgotten:
+        lines += wrapped(
+            f"Restored from an older backup: the people of {account.forgotten} answered studies are not "
+            "known, and later studies are not compared with these.",
+            indent="  ",
+        )
     for author, refused in account.refused.items():
         lines += wrapped(
             f"{refused} of {MOST_REFUSALS} refusals a year are charged to "

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, final
 
@@ -28,7 +28,7 @@ from fedtmle.protocol.policy import Policy
 from fedtmle.results.result import StudyResult
 from fedtmle.trials.compile import CompiledTrial, compile_trial
 from fedtmle.trials.steps import CdmLayout
-from fedtmle.trials.trial import TREATMENT_COLUMN, TargetTrial, protocol
+from fedtmle.trials.trial import PERSON_COLUMN, TREATMENT_COLUMN, TargetTrial, protocol
 from fedtmle_core.journal import write_document
 from fedtmle_core.publish import published_emulation
 from fedtmle_core.types import Array
@@ -154,6 +154,8 @@ class Cdm:
         The owner's policy. None if there is no silo file.
     silo_file
         The silo file that describes the database.
+    home
+        The institution's home that the silo file states. None is the account's own.
 
     Raises
     ------
@@ -178,6 +180,7 @@ class Cdm:
     max_rows: int = MAX_ROWS
     policy: Policy | None = None
     silo_file: Path | None = None
+    home: Path | None = None
 
     def __post_init__(self) -> None:
         if sum(place is not None for place in (self.path, self.url_env, self.url_file)) != 1:
@@ -211,12 +214,13 @@ class Cdm:
 class Cohort:
     """A silo's table and the attrition. Rows are people, in the order of person_id, which is not a column.
 
-    Columns are numbers (NaN where missing) or texts.
+    Columns are numbers (NaN where missing) or texts. ``people`` are the identifiers, which stay at the silo.
     """
 
     silo: str
     attrition: Attrition
     columns: Mapping[str, Array | TextArray]
+    people: TextArray = field(repr=False)
 
     @property
     def n_rows(self) -> int:
@@ -246,12 +250,12 @@ def read_cohort(trial: TargetTrial, cdm: Cdm) -> Cohort:
     """Return the cohort that ``trial`` selects in a silo's database; its attrition is the owner's view."""
     compiled = cdm.compile(trial)
     counts, table = cdm.dialect.print(compiled.attrition), cdm.dialect.print(compiled.table)
-    reason = ""
+    reason, names = "", (*trial.columns, PERSON_COLUMN)
     try:
         if cdm.path is not None:
-            people, cells = _read_duckdb(cdm.path, counts, table, trial.columns)
+            people, cells = _read_duckdb(cdm.path, counts, table, names)
         else:
-            people, cells = _read_postgresql(cdm, counts, table, trial.columns)
+            people, cells = _read_postgresql(cdm, counts, table, names)
     except UnreadableError as error:
         fix = error.fix
         if isinstance(error, DatabaseError):
@@ -263,6 +267,7 @@ def read_cohort(trial: TargetTrial, cdm: Cdm) -> Cohort:
     return Cohort(
         silo=cdm.name,
         columns=columns,
+        people=_texts(cells[PERSON_COLUMN]),
         attrition=Attrition(
             silo=cdm.name,
             steps=compiled.steps,
@@ -294,6 +299,12 @@ def _values(cells: Cells) -> Array | TextArray:
     if not isinstance(cells, Factor):
         raise AssertionError("a column of a trial's table is neither numbers nor text")
     return np.asarray(np.array([*cells.levels, ""], dtype=object)[cells.codes])
+
+
+def _texts(cells: Cells) -> TextArray:
+    """Return cells that the statement gives as text; those of an empty table may look like numbers."""
+    values = _values(cells)
+    return np.asarray([str(value) for value in values], dtype=object)
 
 
 # What to do about an error, where the statements are ours and not the owner's.

@@ -59,7 +59,7 @@ from fedtmle.trials.steps import (
     same_person,
     window,
 )
-from fedtmle.trials.trial import TREATMENT_COLUMN, TargetTrial
+from fedtmle.trials.trial import PERSON_COLUMN, TREATMENT_COLUMN, TargetTrial
 
 # The table of a trial's cohort, as SQL: strategy, outcome and baseline covariates.
 
@@ -93,6 +93,7 @@ class _Table:
             columns += zip(trial.outcome.variables, self._time_to_event(), strict=True)
         for index, covariate in enumerate(trial.covariates, start=1):
             columns += self._covariate(covariate, f"covariate_{index}")
+        columns.append((PERSON_COLUMN, CastTo(Ref("c", "person_id"), SqlType.TEXT)))
         return Select(
             columns=tuple(columns),
             source=Source("cohort", "c"),

@@ -25,7 +25,7 @@ from fedtmle.targets.effects.estimands import AbstractEffect
 from fedtmle.targets.time.estimands import AbstractTimeEffect
 from fedtmle.trials.cohort import Attrition, Cdm, Cohort, document_of, read_cohort, write_counts
 from fedtmle.trials.file import TrialFile
-from fedtmle.trials.trial import TREATMENT_COLUMN, TargetTrial
+from fedtmle.trials.trial import PERSON_COLUMN, TREATMENT_COLUMN, TargetTrial
 
 
 @final
@@ -198,7 +198,9 @@ def _time_keys(target: AbstractEffect) -> dict[str, object]:
 
 
 def _silo_text(cdm: Cdm, table: str) -> str:
-    sections: dict[str, Mapping[str, object]] = {"silo": {"name": cdm.name}, "data": {"path": table}}
+    home = {} if cdm.home is None else {"home": str(cdm.home)}
+    data = {"path": table, "person": PERSON_COLUMN}
+    sections: dict[str, Mapping[str, object]] = {"silo": {"name": cdm.name, **home}, "data": data}
     if cdm.policy is not None:
         stated = {key.name: getattr(cdm.policy, key.name) for key in fields(Policy)}
         default = Policy()
@@ -212,5 +214,5 @@ def _lines(section: Mapping[str, object]) -> str:
 
 def _write_parquet(cohort: Cohort, path: Path) -> None:
     with connect() as connection:
-        connection.register("cohort", cohort.frame())
+        connection.register("cohort", cohort.frame().assign(**{PERSON_COLUMN: cohort.people}))
         connection.execute(f"COPY cohort TO {DIALECTS['duckdb'].literal(str(path))} (FORMAT parquet)")

@@ -18,6 +18,7 @@ from fedtmle.defects import Defect, Lines, Toml
 from fedtmle.errors import InputError
 from fedtmle.initial.glm import GLM
 from fedtmle.initial.superlearner import GradientBoostedTrees, Pilot
+from fedtmle.location import home_of
 from fedtmle.programs.study import NuisanceModel
 from fedtmle.protocol.policy import Policy
 from fedtmle.studyfile import keys, toml
@@ -78,9 +79,9 @@ CDM = {
 def read_silo(path: Path, name: str) -> Cdm:
     """Return the silo ``name`` from its own file; raise `StudyFileErrors` with all its defects."""
     text, document = read_toml(path)
-    sections = Sections(str(path), Lines(text), document, {"silo": {"name"}, "cdm": set(CDM)})
+    sections = Sections(str(path), Lines(text), document, {"silo": {"name", "home"}, "cdm": set(CDM)})
     sections.refuse_unknown((), document, ("silo", "cdm", "policy"))
-    stated = sections.values(("silo",), {"name": required(TEXT)})
+    stated = sections.values(("silo",), {"name": required(TEXT), "home": TEXT})
     if stated.get("name", name) != name:
         message = f"the silo is called '{stated['name']}' here and '{name}' in the trial"
         sections.add(("silo",), "name", message)
@@ -92,6 +93,8 @@ def read_silo(path: Path, name: str) -> Cdm:
         sections.add(("cdm",), None, "the section is missing: where is the database?")
     else:
         cdm = read_cdm(sections, ("cdm",), name=name, folder=path.parent, policy=policy, silo_file=path)
+        if cdm is not None and "home" in stated:
+            cdm = replace(cdm, home=home_of(str(stated["home"]), path.parent))
     if sections.defects or cdm is None:
         raise StudyFileErrors(sections.defects)
     return cdm

@@ -33,6 +33,7 @@ from fedtmle.trials.elements import (
 )
 
 TREATMENT_COLUMN = "strategy"
+PERSON_COLUMN = "person_id"  # of the table at the hospital, for its home alone: no study reads it
 
 TIME_EFFECTS: Mapping[str, type[AbstractTimeEffect]] = {
     "risk difference": RiskDifference,
@@ -280,7 +281,7 @@ def contradictions(
         for role in (role for role in models if role not in roles):
             message = f"this outcome has models of {', '.join(roles)}; period_days in [outcome] decides"
             yield ("models", role), None, message
-        for name, count in Counter(each.casefold() for each in names).items():
+        for name, count in Counter(each.casefold() for each in (*names, PERSON_COLUMN)).items():
             if count > 1:
                 yield ("covariates",), name, f"two columns of the table are called '{name}'; rename one"
         for role, model in models.items():
