@@ -81,6 +81,7 @@ DIFFERENCES = "tests/attacks/test_differences.py"
 LOWERED = "tests/protocol/test_guard.py tests/studies/test_lowered.py"
 MASKS = "tests/protocol/test_masks.py"
 NOISE = "core/tests/test_noise.py tests/model/test_shares.py tests/effects/test_noisy_sums.py"
+PUBLISHED = "core/tests/test_publish.py core/tests/test_published_result.py"
 
 MUTATIONS: tuple[Mutation, ...] = (
     *_many(
@@ -857,6 +858,46 @@ MUTATIONS: tuple[Mutation, ...] = (
         ("half of the noise", "2 * a * b * t * t, below)", "a * b * t * t, below)"),
         ("zero has twice its mass", "            if x:\n                return -x", "            return -x"),
         ("every remainder is as likely", "if not _exp_coin(u, t, below):", "if False:"),
+    ),
+    *_many(
+        "fedtmle_core/publish/counts.py",
+        PUBLISHED,
+        ("a few are safe", "count >= k for count in counts", "count >= 1 for count in counts"),
+        (
+            "the rest of a group may be few",
+            "return nearest if total - nearest >= k else",
+            "return nearest if True else",
+        ),
+        ("a table's total is not the published one", "    sums[-1] = total\n", ""),
+        ("few may be left in the largest cell", "if found[largest] >= k:", "if True:"),
+        ("few who are left out are counted", "omitted if is_safe([omitted], k) else", "omitted if True else"),
+    ),
+    *_many(
+        "fedtmle_core/publish/rules.py",
+        PUBLISHED,
+        (
+            "a key that is not listed goes out",
+            "in document.items() if key in allowed}",
+            "in document.items()}",
+        ),
+        ("rungs differ by anybody", "goes = all(gap == 0 or gap >= k", "goes = all(True or gap >= k"),
+        ("a p-value of the exact estimate", "math.erfc(distance / error / math.sqrt(2))", 'row["p_value"]'),
+        ("people at risk are exact", "chain = [rounded(left, whole) for", "chain = [left for"),
+    ),
+    *_many(
+        "fedtmle_core/publish/groups.py",
+        PUBLISHED,
+        ("one person may be most of a mean", "return least >= 2 * width and people", "return people"),
+        ("one person may be most of the squares", "and people * sd * sd >= 2 * width * width", ""),
+        ("means of some hospitals", 'and not line["hidden_in"] and people >= whole.k', ""),
+        ("a share is exact", "round(cut(mean * people, people, whole.k) / people, 4)", "mean"),
+        ("bins of a few events", "least[0] >= needed - 1e-6 and min(least) >= 2", "True"),
+    ),
+    *_many(
+        "fedtmle_core/publish/allowed.py",
+        PUBLISHED,
+        ("a sentence with numbers goes out", "instead or sentence)", "sentence)"),
+        ("messages have a digest", '"transcript": left_out()', '"transcript": EXACT'),
     ),
     *_many(
         "protocol/sums.py",

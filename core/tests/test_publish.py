@@ -305,6 +305,10 @@ def test_an_estimate_that_does_not_vary_is_its_interval() -> None:
     assert (shown["conf_low"], shown["conf_high"], shown["std_error"]) == (0.5, 0.5, 0.0)
 
 
+def test_the_difference_of_a_finer_grid_has_two_decimals() -> None:
+    assert ESTIMATE.apply(row("value", 2.0, 1.0, difference=0.0063762), whole())["difference"] == 0.01
+
+
 def test_a_p_value_of_a_t_interval_has_one_digit() -> None:
     imputed = whole({"imputation": {"datasets": 5}})
     assert ESTIMATE.apply(row("difference", 2.0, 1.0), imputed)["p_value"] == 0.05

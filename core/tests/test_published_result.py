@@ -129,6 +129,11 @@ def test_numbers_of_a_result() -> None:
     assert shown["sizes"] == {"a": None, "b": None}
 
 
+def test_a_component_that_does_not_vary_has_no_covariance() -> None:
+    shown = published_result(document(std_error=[0.0, 0.9532873228376038]), K)
+    assert shown["covariance"] == [[0.0, 0.0], [0.0, pytest.approx(0.953**2)]]
+
+
 def test_counts_of_a_result() -> None:
     shown = published_result(document(), K)
     assert shown["participants"] == {"records": 985, "omitted": 0, "analysed": 985, "with_outcome": 908}
@@ -257,6 +262,7 @@ def test_losses_to_what_one_record_can_change() -> None:
 def test_over_time() -> None:
     shown = published_result(
         document(
+            finer_grid={"subperiods": 2, "periods": 4, "estimates": [], "reason": "3 people left in period 7"},
             event_counts=[[61, 3], [40, 7]], events_hidden_in=[0, 0], observed_counts=[64, 47],
             at_risk={"periods": [1, 2, 3], "counts": [[608, 601, 322], [377, None, 8]],
                      "hidden_in": [[0, 0, 0], [0, 2, 0]]},
@@ -266,6 +272,7 @@ def test_over_time() -> None:
         ),
         K,
     )  # fmt: skip
+    assert shown["finer_grid"]["reason"] == "the fit on the finer grid failed"
     assert shown["event_counts"] == [[61, 0], [40, 10]]
     assert shown["observed_counts"] == [61, 50]
     assert shown["at_risk"]["counts"] == [[608, 590, 320], [377, None, 10]]

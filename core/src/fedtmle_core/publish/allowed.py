@@ -97,6 +97,10 @@ NOTES = sentences(
     },
     "the run has a further note, which its hospitals can read",
 )
+# Why a fit failed may name numbers.
+REASON = Rule(
+    "a fixed list of sentences", lambda value, _: "the fit on the finer grid failed" if value else ""
+)
 NOTE = (
     "counts are rounded so that nothing is of 1 to {most} people, and estimates to a hundredth of their "
     "standard errors; the exact numbers stay at the hospitals"
@@ -154,7 +158,7 @@ RESULT: dict[str, Allowed] = {
     "std_error": THREE_DIGITS,
     "interaction": Each(WALD),
     "ladder": LADDER,
-    "finer_grid": {**same(EXACT, "subperiods periods reason"), "estimates": Each(ESTIMATE)},
+    "finer_grid": {**same(EXACT, "subperiods periods"), "estimates": Each(ESTIMATE), "reason": REASON},
     "sensitivity": Each(
         {
             **same(EXACT, "estimand conversion"),
