@@ -251,11 +251,9 @@ def test_blocks_that_do_not_hold_together_are_refused(make: Any) -> None:
         make()
 
 
-@given(st.lists(TERMS, min_size=2, max_size=4), st.booleans(), st.sampled_from([None, Fraction(7, 3)]))
+@given(st.lists(TERMS, min_size=2, max_size=4), st.sampled_from([None, Fraction(7, 3)]))
 @settings(max_examples=60)
-def test_a_question_is_read_back_from_its_document(
-    terms: list[Term], is_judged: bool, noise: Fraction | None
-) -> None:
+def test_a_question_is_read_back_from_its_document(terms: list[Term], noise: Fraction | None) -> None:
     layer = Layer(X=(terms[0],), y=terms[1], factors=(0.5,))
     asked = Question(
         blocks=(
@@ -270,7 +268,6 @@ def test_a_question_is_read_back_from_its_document(
             Moments.gram(terms, places=4),
             Cells(of=terms[0], edges=(0.0, 1.0), groups=(A, ONE), sums=tuple(terms), places=3),
         ),
-        is_judged=is_judged,
         noise=noise,
     )
     document = write_question(asked)
@@ -319,7 +316,7 @@ def test_documents_in_another_form_are_refused() -> None:
     with pytest.raises(DecodeError):
         read_question(msgspec.msgpack.encode(plain))
     plain = msgspec.msgpack.decode(document)
-    plain[4] = ["1", "0"]
+    plain[3] = ["1", "0"]
     with pytest.raises(DecodeError):
         read_question(msgspec.msgpack.encode(plain))
     with pytest.raises(DecodeError):
@@ -327,7 +324,7 @@ def test_documents_in_another_form_are_refused() -> None:
     negative = graph.encode([ONE])
     negative[0][0][1][0] = -0.0
     with pytest.raises(DecodeError):
-        read_question(msgspec.msgpack.encode([*negative, [["moments", 1, [[0]], None]], False, None]))
+        read_question(msgspec.msgpack.encode([*negative, [["moments", 1, [[0]], None]], None]))
 
 
 def test_plans_that_do_not_hold_together_are_refused() -> None:

@@ -20,11 +20,13 @@ stated with the attacks (`docs/circles.md`); rounding stands there.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TypeAlias, final
 
 from fedtmle_core import graph
 from fedtmle_core.blocks import Block, Cells, Intervals, Layer, Moments, Score, size
+from fedtmle_core.dictionary import Interval
 from fedtmle_core.errors import FedTMLEError, InputError
 from fedtmle_core.factors import Factors, factors
 from fedtmle_core.leaves import Level
@@ -73,19 +75,25 @@ class Judged:
     vocabulary: frozenset[Term] = frozenset()
     of_plan: Forms = frozenset()
     named: Forms = frozenset()
+    _forms: dict[Term, Forms] = field(init=False, default_factory=dict, repr=False, compare=False)
+    _predictors: set[Term] = field(init=False, default_factory=set, repr=False, compare=False)
+    _then: dict[tuple[Term, ...], Judged] = field(init=False, default_factory=dict, repr=False, compare=False)
 
-    @classmethod
-    def of(cls, plan: Plan) -> Judged:
+    @staticmethod
+    def of(plan: Plan) -> Judged:
         """Return the columns of the first judgement: in each model every response times every column."""
-        found = frozenset(part for form in cls(plan=plan).forms_of(plan.columns) for part in form)
-        bare = cls(plan=plan, vocabulary=found)
-        return replace(bare, of_plan=bare.forms_of(columns_of(plan)))
+        return _of_plan(plan)
 
     def with_named(self, terms: Sequence[Term]) -> Judged:
         """Return the same with the columns of the second judgement."""
-        named = self.forms_of(terms)
-        found = frozenset(part for form in named for part in form)
-        return replace(self, named=named, vocabulary=self.vocabulary | found)
+        columns = tuple(terms)
+        if columns not in self._then:
+            named = self.forms_of(columns)
+            found = frozenset(part for form in named for part in form)
+            self._then[columns] = Judged(
+                plan=self.plan, vocabulary=self.vocabulary | found, of_plan=self.of_plan, named=named
+            )
+        return self._then[columns]
 
     def has(self, term: Term) -> bool:
         """Return whether a sum of this term is one of judged columns."""
@@ -98,18 +106,20 @@ class Judged:
     def forms_of(self, terms: Iterable[Term]) -> Forms:
         """Return the columns that terms are sums of, each up to predictions and public factors."""
         roots = list(terms)
-        intervals = graph.intervals(roots, self.plan.dictionary)
-        forms: dict[Term, Forms] = {}
-        predictors: set[Term] = set()
-        for term, interval in intervals.items():
-            if self._is_predictor(term, predictors):
-                predictors.add(term)
-            is_prediction = isinstance(term, Apply | Softmax) and term in predictors
-            if is_prediction and size(interval) <= 1.0:
-                forms[term] = ONES
-            else:
-                forms[term] = _forms(term, [forms[part] for part in term.parts])
-        return frozenset(form for root in roots for form in forms[root])
+        if not all(root in self._forms for root in roots):
+            for term, interval in graph.intervals(roots, self.plan.dictionary).items():
+                if term not in self._forms:
+                    self._forms[term] = self._found(term, interval)
+        return frozenset(form for root in roots for form in self._forms[root])
+
+    def _found(self, term: Term, interval: Interval) -> Forms:
+        """Return the columns of a term, given those of its parts."""
+        if self._is_predictor(term, self._predictors):
+            self._predictors.add(term)
+        is_prediction = isinstance(term, Apply | Softmax) and term in self._predictors
+        if is_prediction and size(interval) <= 1.0:
+            return ONES
+        return _forms(term, [self._forms[part] for part in term.parts])
 
     def _is_predictor(self, term: Term, predictors: set[Term]) -> bool:
         """Return whether a term is a smooth function of predictors over the vocabulary, given its parts."""
@@ -152,6 +162,13 @@ def _products(left: Forms, right: Forms) -> Forms:
         raise NotAdmittedError("a term is the sum of too many columns")
     joined = (factors(*one, *other) for one in left for other in right)
     return frozenset(each for each in joined if each is not None)
+
+
+@lru_cache(maxsize=4)  # hospitals of one process share it, and the forms that it has found
+def _of_plan(plan: Plan) -> Judged:
+    found = frozenset(part for form in Judged(plan=plan).forms_of(plan.columns) for part in form)
+    bare = Judged(plan=plan, vocabulary=found)
+    return Judged(plan=plan, vocabulary=found, of_plan=bare.forms_of(columns_of(plan)))
 
 
 def columns_of(plan: Plan) -> tuple[Term, ...]:

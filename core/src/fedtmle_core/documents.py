@@ -59,7 +59,6 @@ class _Question(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
     nodes: list[graph.Node]
     roots: list[int]
     blocks: list[_Score | _Moments | _Cells]
-    is_judged: bool
     noise: tuple[str, str] | None
 
 
@@ -98,7 +97,6 @@ def write_question(question: Question) -> bytes:
             nodes=nodes,
             roots=roots,
             blocks=[_shape(block) for block in question.blocks],
-            is_judged=question.is_judged,
             noise=None if noise is None else (str(noise.numerator), str(noise.denominator)),
         )
     )
@@ -111,7 +109,6 @@ def read_question(data: bytes) -> Question:
     try:
         question = Question(
             blocks=tuple(_block(shape, terms) for shape in found.blocks),
-            is_judged=found.is_judged,
             noise=None if found.noise is None else Fraction(int(found.noise[0]), int(found.noise[1])),
         )
     except (InputError, ValueError, ZeroDivisionError, StopIteration, RuntimeError):

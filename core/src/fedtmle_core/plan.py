@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import final
 
 from fedtmle_core import graph
@@ -109,16 +109,15 @@ class Lane:
 
 
 @final
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Question:
     """What is asked in one round: blocks of sums.
 
-    If it is ``judged``, the totals stay in the cores. ``noise`` is the variance, in squared units of the
-    integers, of the noise that each hospital adds to every number.
+    ``noise`` is the variance, in squared units of the integers, of the noise that each hospital adds to every
+    number.
     """
 
     blocks: tuple[Block, ...]
-    is_judged: bool = False
     noise: Fraction | None = None
 
     @property
@@ -138,7 +137,17 @@ class Question:
 
     def lanes(self, plan: Plan) -> tuple[Lane, ...]:
         """Return the public bound of every number, from the plan alone."""
-        found, intervals = [], self.intervals(plan)
-        for block in self.blocks:
-            found += [Lane(reach) for reach in block.reaches(intervals, plan.people)]
-        return tuple(found)
+        return _lanes(self, plan)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Question) and self.digest == other.digest
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+
+@lru_cache(maxsize=8)  # a question is admitted, answered and read; hospitals of one process share it
+def _lanes(question: Question, plan: Plan) -> tuple[Lane, ...]:
+    intervals = question.intervals(plan)
+    reaches = (block.reaches(intervals, plan.people) for block in question.blocks)
+    return tuple(Lane(reach) for of_block in reaches for reach in of_block)
