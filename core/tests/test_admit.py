@@ -60,7 +60,7 @@ def test_gradients_of_other_families_are_sums_of_the_same_columns() -> None:
 def test_an_indicator_is_a_factor_once() -> None:
     assert asks(Moments.of([product(A, A, SEEN * 1.0, ONE)])) == asks(Moments.of([product(A, SEEN)]))
     assert asks(Moments.of([product(SEEN, SEEN, X)]))
-    assert not asks(Moments.of([product(X, X)]))
+    assert not JUDGED.is_exact([product(X, X)])
 
 
 @pytest.mark.parametrize(
@@ -88,8 +88,8 @@ def test_an_indicator_is_a_factor_once() -> None:
     ids=str,
 )
 def test_what_is_not_judged_is_refused(column: Term) -> None:
-    assert not asks(Moments.of([column]))
-    assert not asks(Moments.of([Kept(2.0 * column)]))
+    assert not JUDGED.is_exact([column])
+    assert not JUDGED.is_exact([Kept(2.0 * column)])
     assert not asks(fit(X=(column,)))
     assert not asks(fit(w=column))
     assert not asks(Cells(of=X, edges=(0.0,), groups=(column,)))
@@ -104,12 +104,12 @@ def test_responses_and_sums_of_bins_are_judged_too() -> None:
 def test_people_of_two_levels_are_nobody() -> None:
     assert asks(Moments.of([product(A, Level("a", 0), S)]))  # it is 0 for everyone
     assert asks(Moments.of([Pick("a", (0.0 * ONE, X, 0.0 * ONE))]))
-    assert not asks(Moments.of([Pick("a", (ONE, X, 0.0 * ONE))]))
+    assert not JUDGED.is_exact([Pick("a", (ONE, X, 0.0 * ONE))])
 
 
 def test_a_product_of_two_judged_columns_is_another_column() -> None:
-    assert not asks(Moments(columns=(X, M), products=((0, 1),)))
-    assert asks(Moments(columns=(A, X), products=((0, 1),)))  # a response times a column
+    assert not JUDGED.is_exact([X, M])
+    assert JUDGED.is_exact([A, X])  # a response times a column
 
 
 def closing(q: Term) -> tuple[Block, ...]:
@@ -137,14 +137,20 @@ def test_terms_are_named_before_targeting() -> None:
     assert not asks(Moments.of((other,)), judged=named)
     assert not asks(*closing(Q), judged=JUDGED.with_named([seen, ONE]))
     assert not asks(*closing(Q), judged=JUDGED.with_named([product(seen, Y), ONE]))
-    assert not asks(*closing(Q), judged=JUDGED.with_named([seen, product(seen, Y)]))
+
+
+def test_products_of_judged_factors_may_be_read_coarsely() -> None:
+    for column in (product(X, X), product(A, X, X), product(X - 0.5, X - 0.5, M)):
+        assert asks(Moments.of([column]))
+        assert not JUDGED.is_exact([column])
+        assert not asks(fit(w=column))
 
 
 def test_squares_are_of_named_columns_alone() -> None:
     named = JUDGED.with_named([ONE, product(A, X)])
     assert asks(Moments.gram((product(A, X), ONE)), judged=named)
-    assert not asks(Moments.gram((product(A, X), M)), judged=named)
-    assert not asks(Moments.gram((product(A, X), ONE)))
+    assert not named.is_exact([product(A, X), M])
+    assert not JUDGED.is_exact([product(A, X), product(A, X)])
 
 
 def test_a_column_of_clusters_is_named_by_itself() -> None:
@@ -156,11 +162,11 @@ def test_a_column_of_clusters_is_named_by_itself() -> None:
         return (Moments.gram((column,)), Moments.of((column,)))
 
     people = JUDGED.with_named([seen, product(seen, Y)])
-    assert not asks(*of_clusters(product(seen, Y - Q)), judged=people)
+    assert not people.is_exact([ByCluster("ward", product(seen, Y - Q))])
     named = JUDGED.with_named([ByCluster("ward", seen), ByCluster("ward", product(seen, Y))])
     assert asks(*of_clusters(product(seen, Y - Q)), judged=named)
-    assert not asks(*of_clusters(product(seen, X)), judged=named)
-    assert not asks(Moments.gram((product(A, X),)), judged=named)
+    assert not named.is_exact([ByCluster("ward", product(seen, X))])
+    assert not named.is_exact([product(A, X), product(A, X)])
 
 
 def test_bins_of_anything_are_of_judged_groups() -> None:

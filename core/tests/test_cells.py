@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 from hypothesis import given
 from hypothesis import strategies as st
-from test_blocks import COLUMNS, PLAN, A, X
+from test_admit import JUDGED, PLAN_OF_FITS, fit
+from test_blocks import A, X
 
 from fedtmle_core.blocks import Cells, Moments
 from fedtmle_core.cells import joined, shown
 from fedtmle_core.plan import Question
-from fedtmle_core.terms import ONE
+from fedtmle_core.terms import ONE, product
 
 
 def block(bins: int, groups: int = 1, sums: int = 1) -> Cells:
@@ -44,7 +47,24 @@ def test_each_shown_bin_is_empty_or_full_and_all_people_are_there(counts: list[i
 
 def test_groups_are_joined_by_themselves_and_other_blocks_stay() -> None:
     cells = block(2, groups=2, sums=0)
-    question = Question(blocks=(Moments.of(COLUMNS), cells, Moments.of((X,)), cells))
-    totals = [1, 2, 3, 4, 5, 1, 6, 9, 8, 7, 8, 1, 6, 0]
-    assert len(question.lanes(PLAN)) == len(totals)
-    assert shown(question, totals, 5) == (1, 2, 3, 4, 5, 0, 7, 9, 8, 7, 9, 0, 6, 0)
+    question = Question(blocks=(fit(), cells, Moments.of((A,)), cells))
+    totals = [1, 2, 3, 4, 1, 6, 9, 8, 7, 1, 6, 0, 3]
+    assert len(question.lanes(PLAN_OF_FITS)) == len(totals)
+    assert shown(question, totals, JUDGED) == (1, 2, 3, 4, 0, 7, 9, 8, 7, 0, 7, 0, 0)
+
+
+def test_sums_that_were_not_judged_are_multiples_of_what_two_people_change() -> None:
+    """|x| is at most 5/8: two people change x x A by 25/32, and x A, which is judged, is exact."""
+    question = Question(blocks=(Moments(columns=(product(X, A), X), products=((0,), (0, 1)), places=10),))
+    step = 800
+    for total in (0, 399, 400, 401, 1200, -1201, 123_456):
+        exact, coarse = shown(question, (total, total), JUDGED)
+        assert exact == total
+        assert coarse == step * round(Fraction(total, step))
+    named = JUDGED.with_named([product(X, A), X])
+    assert shown(question, (401, 401), named) == (401, 401)
+
+
+def test_a_sum_of_unjudged_columns_has_a_step_of_at_least_one() -> None:
+    question = Question(blocks=(Moments(columns=(product(X, X),), products=((0,),), places=-4),))
+    assert shown(question, (3,), JUDGED) == (3,)

@@ -13,6 +13,11 @@ of the same judged columns, and so is H (y - Q) at every law once H and H y are 
 the plan does not have as a column is no prediction, nor is an inverse probability, and no sum of them is
 answered. Which person has which value decides nothing here: an answer to "is it admitted?" tells nothing.
 
+**What is not judged is coarse.** A table of forty covariates by arm has too many combinations for all of them
+to rest on many people. The sum of a product of factors of judged columns is therefore admitted too, but a
+program reads its total in multiples of what two people can change (`coarse`): nobody is more than one half of
+the least step. The hospitals' programs ask for each such sum once.
+
 Judged columns do not prove that a sum at some other point of a fit rests on many people. What is left then is
 stated with the attacks (`docs/circles.md`); rounding stands there.
 """
@@ -98,6 +103,21 @@ class Judged:
     def has(self, term: Term) -> bool:
         """Return whether a sum of this term is one of judged columns."""
         return self.forms_of([term]) <= self.of_plan | self.named
+
+    def is_exact(self, terms: Sequence[Term]) -> bool:
+        """Return whether a program may read the exact sum of a product of one or two terms."""
+        return self.has(product(*terms)) or (len(terms) > 1 and all(map(self.has_root, terms)))
+
+    def has_parts(self, term: Term) -> bool:
+        """Return whether a term is of factors of judged columns, so that its sum may be read coarsely.
+
+        The reference level of a variable is none of a model's columns; it is the rest of the others.
+        """
+        levels = {part.name for part in self.vocabulary if isinstance(part, Level)}
+        parts = (part for form in self.forms_of([term]) for part in form)
+        return all(
+            part in self.vocabulary or (isinstance(part, Level) and part.name in levels) for part in parts
+        )
 
     def has_root(self, term: Term) -> bool:
         """Return whether a term is of named columns, by which its square is judged."""
@@ -205,7 +225,7 @@ def _is_judged(block: Block, judged: Judged, intervals: Intervals) -> bool:
         case Moments():
             products = [tuple(block.columns[j] for j in places) for places in block.products]
             return all(
-                judged.has(product(*terms)) or (len(terms) > 1 and all(map(judged.has_root, terms)))
+                judged.is_exact(terms) or judged.has_parts(product(*terms))
                 for terms in dict.fromkeys(products)
             )
         case Cells():

@@ -1,25 +1,47 @@
-"""Bins of few people, put together with their neighbours once all hospitals are added up.
+"""What a program reads of totals that were not judged: bins of many people, and coarse sums.
 
-Only then the true number of people in a bin is known: no hospital hides anything beforehand. Within a group
-neighbouring bins are joined until each has nobody or as many people as the floor says. Nobody is left out, so
-that the total of the shown bins, which other sums tell, gives none away.
+Only after all hospitals are added up the true number of people in a bin is known: no hospital hides anything
+beforehand. Within a group neighbouring bins are joined until each has nobody or as many people as the floor
+says. Nobody is left out, so that the total of the shown bins, which other sums tell, gives none away.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from fractions import Fraction
 
-from fedtmle_core.blocks import Cells
+from fedtmle_core.admit import Judged
+from fedtmle_core.blocks import Cells, Intervals, Moments, size
 from fedtmle_core.plan import Question
 
 
-def shown(question: Question, totals: Sequence[int], floor: int) -> tuple[int, ...]:
-    """Return the totals of a question as a program may see them, in the order of its lanes."""
+def shown(question: Question, totals: Sequence[int], judged: Judged) -> tuple[int, ...]:
+    """Return the totals of a question as a program may read them, in the order of its lanes."""
     found: list[int] = []
     for block in question.blocks:
         part = totals[len(found) : len(found) + block.numbers]
-        found += joined(block, part, floor) if isinstance(block, Cells) else part
+        match block:
+            case Cells():
+                found += joined(block, part, judged.plan.floor)
+            case Moments():
+                found += coarse(block, part, judged, question.intervals(judged.plan))
+            case _:
+                found += part
     return tuple(found)
+
+
+def coarse(block: Moments, totals: Sequence[int], judged: Judged, intervals: Intervals) -> list[int]:
+    """Return sums as they are if they are of judged columns, else in multiples of what two people change."""
+    result: list[int] = []
+    for places, shift, total in zip(block.products, block.shifts(intervals), totals, strict=True):
+        terms = [block.columns[j] for j in places]
+        step = 1
+        if not judged.is_exact(terms):
+            most = math.prod(size(intervals[term]) for term in terms)
+            step = max(1, math.ceil(math.ldexp(2.0 * most, shift)))
+        result.append(step * round(Fraction(total, step)))
+    return result
 
 
 def joined(block: Cells, totals: Sequence[int], floor: int) -> list[int]:

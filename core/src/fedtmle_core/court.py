@@ -43,7 +43,7 @@ class Court:
 
     def shown(self, question: Question, totals: Sequence[int]) -> tuple[int, ...]:
         """Return the totals that the program may see: bins of few people are joined."""
-        return shown(question, totals, self._plan.floor)
+        return shown(question, totals, self._judged)
 
     def publish(self, exact: bytes) -> bytes:
         """Return what everybody may read of a result, from its exact document."""

@@ -60,7 +60,7 @@ class Diagnosis:
     """What is asked in the round that closes a study, and the columns of these sums, named before."""
 
     ask: Callable[[PreparedEffect, Law], Flow[Diagnostics]]
-    columns: Callable[[Declared, EffectTerms, Pool], tuple[Term, ...]]
+    columns: Callable[[EffectTerms], tuple[Term, ...]]
 
 
 def effect_flow(
@@ -87,7 +87,7 @@ def prepare(declared: Declared, hospitals: int, diagnosis: Diagnosis | None = No
     effect = yield from effect_terms(declared, people, counted, nuisances)
     q = fluctuation(declared, effect)
     pool = Pool(n=counted.n, silos=hospitals)
-    also = () if diagnosis is None else diagnosis.columns(declared, effect, pool)
+    also = () if diagnosis is None else diagnosis.columns(effect)
     yield from name(*with_clusters((*closing_columns(effect, q), *also), effect.cluster))
     problem = TermProblem(q=q, dictionary=declared.dictionary)
     start = yield from find_overlap(problem, effect, pool)

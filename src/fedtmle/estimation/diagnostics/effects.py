@@ -19,7 +19,6 @@ from fedtmle.estimation.study import Diagnosis, PreparedEffect
 from fedtmle.estimation.weights import LEAST_FLOOR
 from fedtmle.targets.diagnostics import Diagnostics, ladder_bounds
 from fedtmle.targets.effects.components import Static
-from fedtmle_core.blocks import Moments
 from fedtmle_core.terms import ONE, ZERO, Term, product
 
 
@@ -88,21 +87,15 @@ def other_bounds(effect: EffectTerms) -> tuple[float, ...]:
     return ladder_bounds(effect.floor) if is_estimated and most != 1.0 else ()
 
 
-def diagnosed_columns(declared: Declared, effect: EffectTerms, pool: Pool) -> tuple[Term, ...]:
+def diagnosed_columns(effect: EffectTerms) -> tuple[Term, ...]:
     """Return the columns of the diagnostics' sums that targeting does not ask for.
 
-    They are w H and w H y, with H at each bound of the ladder, and covariates by arm.
+    They are w H and w H y, with H at each bound of the ladder. Covariates by arm are read coarsely.
     """
     floor, g = effect.floor or LEAST_FLOOR, denominator(effect)
     H = [product(effect.weights, each) for each in effect.H[: effect.overall]]
     moved = [product(each, moved_by(g, floor, bound)) for bound in other_bounds(effect) for each in H]
-    covariates = (
-        product(*(block.columns[j] for j in places))
-        for block in arm_balance(declared, effect, pool).blocks
-        if isinstance(block, Moments)
-        for places in block.products
-    )
-    return (*moved, *(product(each, effect.y) for each in moved), *covariates)
+    return (*moved, *(product(each, effect.y) for each in moved))
 
 
 def denominator(effect: EffectTerms) -> Term:
