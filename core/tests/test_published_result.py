@@ -262,7 +262,7 @@ def test_losses_to_what_one_record_can_change() -> None:
 def test_over_time() -> None:
     shown = published_result(
         document(
-            finer_grid={"subperiods": 2, "periods": 4, "estimates": [], "reason": "3 people left in period 7"},
+            finer_grid={"subperiods": 2, "periods": 4, "estimates": [], "reason": "3 people left in period 7"},  # noqa: E501
             event_counts=[[61, 3], [40, 7]], events_hidden_in=[0, 0], observed_counts=[64, 47],
             at_risk={"periods": [1, 2, 3], "counts": [[608, 601, 322], [377, None, 8]],
                      "hidden_in": [[0, 0, 0], [0, 2, 0]]},

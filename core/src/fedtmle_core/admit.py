@@ -7,11 +7,12 @@ asks for is a sum over people of
 
     a prediction times a judged column      or of combinations of these,
 
-where a prediction is a smooth function of linear predictors over the vocabulary, in [-1, 1]. The coefficients
-are what all hospitals derived from totals. So the mean of y x and the gradient of a fit, (mu - y) x, are sums
-of the same judged columns, and so is H (y - Q) at every law once H and H y are named. A cut on a number that
-the plan does not have as a column is no prediction, nor is an inverse probability, and no sum of them is
-answered. Which person has which value decides nothing here: an answer to "is it admitted?" tells nothing.
+where a prediction is a smooth function of linear predictors over the vocabulary, in [-1, 1], or the logarithm
+of one. The coefficients are what all hospitals derived from totals. So the mean of y x and the gradient of a
+fit, (mu - y) x, are sums of the same judged columns, and so is H (y - Q) at every law once H and H y are
+named. A cut on a number that the plan does not have as a column is no prediction, nor is an inverse
+probability, and no sum of them is answered. Which person has which value decides nothing here: an answer to
+"is it admitted?" tells nothing.
 
 **What is not judged is coarse.** A table of forty covariates by arm has too many combinations for all of them
 to rest on many people. The sum of a product of factors of judged columns is therefore admitted too, but a
@@ -61,6 +62,10 @@ MOST_FORMS = 10_000  # of one term; a product of long sums is no column of any s
 # most 8, which honest fits reach. So this bound keeps arithmetic sound (e^700 is a double), and does not
 # protect people: that nobody chooses coefficients does.
 LARGEST_PREDICTOR = 700.0
+
+# Of the logarithm of a prediction that is a coefficient: that of 2^-44. Predictions are in [-1, 1], but for
+# these, which outweigh others by as much in the log loss of an outcome that was thought impossible.
+LARGEST_LOG = 32.0
 
 
 class NotAdmittedError(FedTMLEError):
@@ -137,7 +142,8 @@ class Judged:
         if self._is_predictor(term, self._predictors):
             self._predictors.add(term)
         is_prediction = isinstance(term, Apply | Softmax) and term in self._predictors
-        if is_prediction and size(interval) <= 1.0:
+        most = LARGEST_LOG if isinstance(term, Apply) and term.function in ("log", "logit") else 1.0
+        if is_prediction and size(interval) <= most:
             return ONES
         return _forms(term, [self._forms[part] for part in term.parts])
 

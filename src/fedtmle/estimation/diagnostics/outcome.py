@@ -16,7 +16,7 @@ from fedtmle_core.blocks import Block, Cells, Moments
 from fedtmle_core.terms import ONE, Apply, Term, product, total
 from fedtmle_core.types import Array
 
-SMALLEST_CHANCE = 2.0**-92  # of what happened: a log loss of 64 for a confident prediction that is wrong
+SMALLEST_CHANCE = 2.0**-44  # of what happened: a log loss of 30 for a confident prediction that is wrong
 # R^2 and variances are shown with three digits. The least variance of interest is that of an outcome whose
 # range is ten standard deviations, 0.01: errors of this size are a hundredth of its third digit.
 SQUARE_ERROR = 1e-6
@@ -147,9 +147,12 @@ class PredictionFit(AbstractDiagnostic[OutcomeFit]):
 
 
 def _log_loss(y: Term, q: Term) -> Term:
-    """Return -log of the probability q that y is 1, or 1 - q that it is 0."""
-    chance = total([ONE, y, q, product(y, q)], [1.0, -1.0, -1.0, 2.0])
-    return -Apply("log", Apply("clip", chance, low=SMALLEST_CHANCE, high=1.0))
+    """Return -log of the probability q that y is 1, or 1 - q that it is 0.
+
+    Written as -log(1 - q) - y logit q it is a sum of predictions times judged columns.
+    """
+    bounded = Apply("clip", q, low=SMALLEST_CHANCE, high=1.0 - SMALLEST_CHANCE)
+    return total([Apply("log", 1.0 - bounded), product(y, Apply("logit", bounded))], [-1.0, -1.0])
 
 
 def _entropy(p: float) -> float:
