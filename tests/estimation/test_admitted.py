@@ -19,7 +19,7 @@ from fedtmle_core.plan import Question
 from tests.effects.studies import NEWTON, change, cut
 from tests.effects.test_pooled import OPTIONS, TARGETS, partitions, people, study_of
 from tests.estimation.over_questions import sheets_of
-from tests.estimation.test_effects import FURTHER, MADE, STUDIES, made
+from tests.estimation.test_effects import FURTHER, MADE, STUDIES, holes, made, study_with_holes
 
 
 def asked(study: ft.Study, silos: Mapping[str, object]) -> int:
@@ -74,3 +74,8 @@ def test_every_option_is_admitted(option: str) -> None:
 @pytest.mark.parametrize("name", STUDIES)
 def test_every_formula_is_admitted(name: str) -> None:
     assert asked(ft.Study(variables=MADE, **STUDIES[name]), made(len(name))) > 3
+
+
+def test_indicators_of_missing_values_are_admitted() -> None:
+    for silos in (made(3), holes(made(3))):
+        assert asked(study_with_holes(), silos) > 3

@@ -146,6 +146,40 @@ def test_studies_are_those_of_the_package(name: str, algorithm: str) -> None:
     assert_same(study, made(len(name)), 1e-8 if algorithm == "newton" else 1e-5)
 
 
+def holes(silos: dict[str, Columns]) -> dict[str, Columns]:
+    """Return the silos with some values of covariates left out, of two in the same records."""
+    rng, found = np.random.default_rng(8), {}
+    for silo, data in silos.items():
+        n = len(data["w"])
+        lost, others = rng.random(n) < 0.15, rng.random(n) < 0.1
+        site = np.where(others, None, data["site"].astype(object))
+        old = np.where(others, np.nan, data["old"].astype(float))
+        found[silo] = {**data, "size": np.where(lost, np.nan, data["size"]), "site": site, "old": old}
+    return found
+
+
+def may_be_missing(name: str) -> dict[str, Any]:
+    """Return a covariate's declaration, with an indicator where its values are missing."""
+    return {**vars(MADE[name]), "missing": "indicator"}
+
+
+def study_with_holes(**options: Any) -> ft.Study:
+    return ft.Study(
+        target=ft.ATE(outcome="complete", treatment="a"),
+        outcome_model=ft.GLM("a + w + log(size) + poly(size, 2) + C(site) + C(old)"),
+        treatment_model=ft.GLM("w + I(w/size) + size:w + C(site):old"),
+        variables=ft.Variables({**MADE, **{n: may_be_missing(n) for n in ("size", "site", "old", "z")}}),
+        **options,
+    )
+
+
+@pytest.mark.parametrize("algorithm", ["newton", "coded"])
+def test_missing_covariates_have_indicators(algorithm: str) -> None:
+    study = study_with_holes(algorithm=ALGORITHMS[algorithm])
+    assert_same(study, holes(made(3)), 1e-8 if algorithm == "newton" else 1e-5)
+    assert_same(study, made(3), 1e-8 if algorithm == "newton" else 1e-5)
+
+
 @pytest.mark.parametrize("name", REFERENCE)
 @pytest.mark.parametrize("silos", [1, 10])
 def test_the_reference_effects_of_nhefs(name: str, silos: int) -> None:

@@ -15,31 +15,53 @@ from typing import final
 import numpy as np
 
 from fedtmle.errors import DataError, InputError
+from fedtmle.estimation.people import is_categorical, known, levels, number
 from fedtmle.estimation.rows import LINEAR_REACH
 from fedtmle.estimation.vocabulary import LoaderColumn, Vocabulary
-from fedtmle.estimation.worlds import Both, World
+from fedtmle.estimation.worlds import Both, Given, World, loaded
 from fedtmle.initial.crossfit import Fitted
 from fedtmle.initial.design import UNIT, Range, part_values, study_codes
 from fedtmle.initial.glm import Supplied
 from fedtmle.initial.superlearner import formulas
 from fedtmle.initial.syntax import Categorical as Factor
 from fedtmle.model.table import SILO, Table, without_missing
+from fedtmle.programs.missing import Filled, MissingCounts, constant_for, is_missing, with_indicators
 from fedtmle.programs.preparation import supplied_predictors
 from fedtmle.programs.study import Study
 from fedtmle.targets.time.estimands import AbstractTimeEffect
 from fedtmle.targets.time.followup import PERIOD
 from fedtmle_core.dictionary import Categorical, Dictionary, Identifier, Numeric, Variable
 from fedtmle_core.sheet import Sheet
-from fedtmle_core.terms import Constant, Pick, Term
+from fedtmle_core.terms import Apply, Constant, Pick, total
 from fedtmle_core.types import Array, Codes, IntArray
 
 
 @final
 @dataclass(frozen=True)
 class Declared:
-    """A study's dictionary, and the vocabulary of its formulas; nothing of it depends on a table."""
+    """A study's dictionary, and the vocabulary of its formulas; nothing of it depends on a table.
+
+    ``base`` is the study as it was declared, if indicators of missing values have been added to its formulas.
+    """
 
     study: Study
+    base: Study | None = None
+
+    @property
+    def declared(self) -> Study:
+        """The study as it was declared, of which hospitals have the columns."""
+        return self.study if self.base is None else self.base
+
+    @cached_property
+    def indicators(self) -> tuple[str, ...]:
+        """The covariates that have an indicator where their values are missing."""
+        study = self.declared
+        return tuple(n for n in study.may_be_missing if study.variable_of(n).missing == "indicator")
+
+    def with_indicators(self, counts: MissingCounts | None = None) -> Declared:
+        """Return the study whose formulas have the indicators that it needs; without counts, all of them."""
+        found = counts or MissingCounts(n=1, counts=dict.fromkeys(self.indicators, 1))
+        return Declared(with_indicators(self.declared, found), self.declared)
 
     @cached_property
     def dictionary(self) -> Dictionary:
@@ -59,7 +81,7 @@ class Declared:
     @cached_property
     def loader_columns(self) -> tuple[LoaderColumn, ...]:
         """The columns that the loader computes for the formulas."""
-        used = [formula for model in self.study.models.values() for formula in formulas(model)]
+        used = [formula for model in self.declared.models.values() for formula in formulas(model)]
         return self._vocabulary(Dictionary(self._variables)).loader_columns(used)
 
     def arm(self, code: int) -> World:
@@ -128,7 +150,7 @@ class Declared:
         return tuple(found.values())
 
     def _names(self) -> Iterator[str]:
-        study, target = self.study, self.study.target
+        study, target = self.declared, self.study.target
         roles = (target.outcome, target.treatment, target.strata, study.weights, study.cluster)
         yield from (name for name in roles if name is not None)
         for regime in target.regimes():
@@ -139,7 +161,7 @@ class Declared:
                 yield from (name for name in names if name not in (SILO, PERIOD))
 
     def _variable(self, name: str) -> Variable:
-        study, target = self.study, self.study.target
+        study, target = self.declared, self.study.target
         if name == target.outcome and isinstance(target, AbstractTimeEffect):
             return Categorical(name=name, levels=(target.censored, *target.causes))
         if name == target.outcome:
@@ -151,7 +173,7 @@ class Declared:
         if variable.kind == "identifier":
             return Identifier(name=name, largest=study.largest_cluster)
         if variable.kind == "category":
-            return Categorical(name=name, levels=variable.codes, required=True)
+            return Categorical(name=name, levels=variable.codes, required=variable.missing == "refuse")
         low, high = UNIT if variable.bounds is None else variable.bounds
         return Numeric(name=name, low=low, high=high)
 
@@ -183,7 +205,13 @@ class Declared:
         ranges: dict[str, Range] = {}
         if isinstance(study.target, AbstractTimeEffect):  # every world of a period sets it
             ranges[PERIOD], levels[PERIOD] = study.ranges[PERIOD], study.levels[PERIOD]
-        meanings: dict[str, Term] = {}
+        meanings: dict[str, Given] = {}
+        for name in self.indicators:
+            meanings |= self._filled(name, dictionary)
+            ranges[is_missing(name)] = UNIT
+        if self.indicators:  # a computed column is itself: the loader has filled what it is computed from
+            computed = (name for name in numbers if loaded(name)[0] is not None)
+            meanings |= {name: number(dictionary, name) for name in computed}
         doses = [] if treatment is None else [as_number(arm) for arm in study.target.arms]
         if treatment is not None and treatment in self._used_as_numbers and None not in doses:
             listed = [dose for dose in doses if dose is not None]
@@ -191,6 +219,20 @@ class Declared:
             if listed != [0.0, 1.0]:  # else the vocabulary takes the second level for the number
                 meanings[treatment] = Pick(treatment, tuple(map(Constant, listed)))
         return Vocabulary.of(dictionary, ranges=ranges, levels=levels, meanings=World(meanings))
+
+    def _filled(self, name: str, dictionary: Dictionary) -> dict[str, Given]:
+        """Return what a covariate is, with a constant or its first level where it is missing, and where."""
+        missing = 1.0 - known(dictionary, name)
+        if is_categorical(dictionary, name):
+            first, *others = levels(dictionary, name, dictionary.levels(name))
+            return {name: (first + missing, *others), is_missing(name): missing}
+        variable, value = dictionary.numeric(name), number(dictionary, name)
+        constant = constant_for(self.declared.variables[name])
+        if self.declared.variables[name].kind == "binary":  # 0 where it is missing
+            return {name: (1.0 - value, value), is_missing(name): missing}
+        # The interval of the sum is wider than its values, which the clip does not change.
+        filled = Apply("clip", total([value, missing], [1.0, constant]), low=variable.low, high=variable.high)
+        return {name: filled, is_missing(name): missing}
 
     @cached_property
     def _used_as_numbers(self) -> frozenset[str]:
@@ -228,6 +270,9 @@ class Declared:
 
     def _computed(self, table: Table) -> Mapping[str, Array]:
         found: dict[str, Array] = {}
+        if self.loader_columns and self.indicators:
+            constants = {name: constant_for(self.declared.variables[name]) for name in self.indicators}
+            table = Filled(constants=constants, levels=self.declared.levels).fill(table)
         for column in self.loader_columns:
             variable = column.part.variable
             names = (variable.name,) if isinstance(variable, Factor) else ()

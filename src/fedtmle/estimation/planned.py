@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from fedtmle.estimation.diagnostics.covariates import measured, model_covariates
 from fedtmle.estimation.fit import left_out
 from fedtmle.estimation.loader import Declared
 from fedtmle.estimation.nuisances import regressions, study_folds, supplied_terms
-from fedtmle.estimation.people import People
+from fedtmle.estimation.people import People, known
 from fedtmle.estimation.regression import Regression
 from fedtmle.initial.glm import Supplied
 from fedtmle_core.factors import INDICATORS
@@ -31,6 +32,7 @@ def plan_of(
     people: int = 1 << 20,
 ) -> Plan:
     """Return the plan of a study of an effect; ``study`` is the digest of the study's own document."""
+    declared = declared.with_indicators() if declared.indicators else declared
     everybody = People.of(declared.study, declared.dictionary)
     if declared.study.missingness_model is None:
         everybody = everybody.completely_observed()
@@ -56,6 +58,11 @@ def _models(declared: Declared, people: People) -> Iterator[Model]:
     for role, model in declared.study.models.items():
         if isinstance(model, Supplied):
             yield Model(columns=supplied_terms(declared, role), responses=(people.relative,))
+    missing = tuple(1.0 - known(declared.dictionary, name) for name in declared.declared.may_be_missing)
+    if missing:
+        yield Model(columns=missing, responses=(ONE, *missing))
+    if declared.study.diagnostics:
+        yield Model(columns=_shown(declared))
     for regression in _fitted(declared, people):
         responses: dict[Term, None] = {}
         groups: dict[Term, None] = {}
@@ -71,3 +78,10 @@ def _fitted(declared: Declared, people: People) -> Iterator[Regression]:
     folds = study_folds(declared.study)
     for regression in regressions(declared, people).values():
         yield from (left_out(regression, folds) if folds else (regression,))
+
+
+def _shown(declared: Declared) -> tuple[Term, ...]:
+    """Return the covariates that tables show, of which formulas may have other functions alone."""
+    study = declared.declared
+    shown = (measured(study, declared.dictionary, each).x for each in model_covariates(study))
+    return (ONE, *shown)

@@ -18,18 +18,20 @@ from fedtmle.errors import FitError, InputError
 from fedtmle.estimation.components import indicator
 from fedtmle.estimation.counts import Counted, count_people
 from fedtmle.estimation.diagnostics.base import Pool
+from fedtmle.estimation.diagnostics.missing import MayBeMissing, MissingValues
 from fedtmle.estimation.effect import EffectTerms
 from fedtmle.estimation.eif import first_of
-from fedtmle.estimation.flow import Flow, ask, name
+from fedtmle.estimation.flow import Flow, ask, both, name
 from fedtmle.estimation.fluctuated import Law
 from fedtmle.estimation.loader import Declared
 from fedtmle.estimation.nuisances import Nuisances, fit_nuisances
 from fedtmle.estimation.overlap import find_overlap
-from fedtmle.estimation.people import People
+from fedtmle.estimation.people import People, known
 from fedtmle.estimation.rows import FluctuatedArms, contrast_rows, initial
 from fedtmle.estimation.targeting import TermProblem, over_questions
 from fedtmle.estimation.weights import arm_probabilities, score_bound, weigh
 from fedtmle.programs.flow import StudyDetails
+from fedtmle.programs.missing import MissingCounts
 from fedtmle.programs.study import Study
 from fedtmle.protocol.outcome import Targeted
 from fedtmle.targets.diagnostics import Diagnostics, Overlap
@@ -52,6 +54,7 @@ class PreparedEffect:
     problem: TermProblem
     overlap: Overlap
     pool: Pool
+    missing: MissingCounts | None = None  # of covariates that may be missing, if there are any
 
 
 @final
@@ -79,7 +82,9 @@ def prepare(declared: Declared, hospitals: int, diagnosis: Diagnosis | None = No
     people = People.of(study, declared.dictionary)
     if study.missingness_model is None:  # the loader refuses a missing outcome
         people = people.completely_observed()
-    counted = yield from count_people(study, people)
+    counted, missing = yield from both(count_people(study, people), missing_values(declared).ask())
+    refuse_imputation(study, missing)
+    declared = declared.with_indicators(missing) if declared.indicators else declared
     people = people.relative_to(counted.weight_mean)
     if counted.is_complete:
         people = people.completely_observed()
@@ -101,6 +106,7 @@ def prepare(declared: Declared, hospitals: int, diagnosis: Diagnosis | None = No
         problem=replace(problem, known=start.scales),
         overlap=start.overlap,
         pool=pool,
+        missing=missing if study.may_be_missing else None,
     )
 
 
@@ -211,6 +217,7 @@ def target(prepared: PreparedEffect, diagnosis: Diagnosis | None) -> Flow[Target
         diagnostics=diagnostics,
         nuisances=prepared.nuisances.fitted,
         silos=None,
+        missing=prepared.missing,
     )
     return replace(outcome, details=details)
 
@@ -226,6 +233,25 @@ def over_totals(algorithm: AbstractAlgorithm) -> AbstractAlgorithm:
             "hospitals are seen; choose Coded, Gradient or OneStep"
         )
     return algorithm
+
+
+def missing_values(declared: Declared) -> MissingValues:
+    """Return the counts of the covariates' missing values; none are asked if none may be missing."""
+    return MissingValues(
+        variables=tuple(
+            MayBeMissing(name=name, known=known(declared.dictionary, name))
+            for name in declared.declared.may_be_missing
+        )
+    )
+
+
+def refuse_imputation(study: Study, missing: MissingCounts) -> None:
+    """Refuse values that must be imputed."""
+    if imputed := missing.affected(study, "impute"):
+        raise InputError(
+            f"variables: imputation is not available over questions yet, and '{imputed[0]}' has missing "
+            "values; declare an indicator"
+        )
 
 
 def refuse_hospitals_own(study: Study) -> None:

@@ -25,10 +25,8 @@ from fedtmle_core.terms import ONE, ZERO, Term, product
 def diagnose_effect(prepared: PreparedEffect, law: Law) -> Flow[Diagnostics]:
     """Ask for the diagnostics of a prepared study at its targeted law."""
     histograms, fit = propensities(prepared), prediction_fit(prepared, law)
-    ladder, balance = (
-        bound_ladder(prepared, law),
-        arm_balance(prepared.declared, prepared.effect, prepared.pool),
-    )
+    ladder = bound_ladder(prepared, law)
+    balance = arm_balance(prepared.declared, prepared.effect, prepared.pool)
     (overlap, fitted), (rungs, lines) = yield from both(
         both(histograms.ask(), fit.ask()), both(ladder.ask(), balance.ask())
     )
@@ -121,7 +119,8 @@ def arm_balance(declared: Declared, effect: EffectTerms, pool: Pool) -> Covariat
     return CovariateBalance(
         pool=pool,
         covariates=tuple(
-            measured(declared.study, declared.dictionary, each) for each in model_covariates(declared.study)
+            measured(declared.declared, declared.dictionary, each)
+            for each in model_covariates(declared.declared)
         ),
         arms=effect.taken,
         weights=tuple(product(effect.weights, effect.H[given.index(arm)]) for arm in effect.arms),
