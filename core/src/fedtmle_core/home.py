@@ -35,6 +35,7 @@ from fedtmle_core.errors import InputError, JournalError
 from fedtmle_core.journal import FileJournal, Held, sync_folder
 from fedtmle_core.memory import Memory, replace_file
 from fedtmle_core.people import Digester
+from fedtmle_core.seal import Identity
 from fedtmle_core.signing import SigningKey
 
 TITLE = "fedtmle home 1"
@@ -169,6 +170,10 @@ class Home:
     def key(self, hospital: str) -> SigningKey:
         """Return the key of the hospital that the institution takes part as."""
         return SigningKey(self._derived(b"hospital " + hospital.encode()))
+
+    def identity(self, hospital: str) -> Identity:
+        """Return the secrets with which the hospital takes part in sealed studies."""
+        return Identity(self._derived(b"identity " + hospital.encode()))
 
     @property
     def digester(self) -> Digester:
