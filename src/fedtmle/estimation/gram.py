@@ -26,6 +26,7 @@ from fedtmle_core.types import Array, Family, Part, unpack
 
 SEVERAL = 4  # people to which an entry of a matrix is rounded
 COARSEST = 8  # binary places of a mean at the least: 2 people of 500
+ENOUGH = 2.0**-9  # of an entry of order 1, where the columns may stay in place
 RESOLVED = 0.25  # share of what a column adds to those before it that rounding may be
 COUNTED = 10  # binary places of sums of weights and responses
 WITHIN = 4.0  # declared half ranges are some four standard deviations wide
@@ -143,16 +144,19 @@ def curvatures(
     n: int,
     *,
     bend: float = 1.0,
-) -> Flow[list[Array]]:
-    """Return the mean curvatures of some losses in the coordinates C x, rounded to several people an entry.
+    enough: float = ENOUGH,
+) -> Flow[tuple[list[Array], float]]:
+    """Return the mean curvatures of some losses in the coordinates C x, and by how much an entry may be off.
 
-    ``bend`` is what an average person adds to the diagonal. The columns stay in place where rounding them as
-    finely as the coordinates need still is of two people or more; otherwise the columns C x are computed.
+    They are rounded to several people an entry, of whom an average one adds ``bend`` to the diagonal. The
+    columns stay in place if rounding them to two people leaves the coordinates precise ``enough``; otherwise
+    the columns C x are computed.
     """
     places, size = places_of(n) - math.ceil(math.log2(bend)), len(C)
-    stretch = max(math.fsum(np.abs(row).tolist()) for row in C)
-    finer = places + math.ceil(2.0 * math.log2(max(stretch, 1.0)))
-    in_place = n * 2.0**-finer >= 2.0 * bend
+    stretch = max(*(math.fsum(row) for row in (C * C).tolist()), 1.0)  # errors of entries are not in step
+    finer = min(places + math.ceil(math.log2(stretch)), places + 1)
+    precision = stretch * 2.0 ** -(finer + 1)
+    in_place = precision * math.sqrt(size) <= enough  # what a matrix of such errors does to a vector
     asked = [
         Score(
             family=family,
@@ -164,7 +168,9 @@ def curvatures(
         for each in layers
     ]
     found = [unpack(sums / n, size) for sums in (yield from ask(*asked))]
-    return [congruence(C, matrix) for matrix in found] if in_place else found
+    if in_place:
+        return [congruence(C, matrix) for matrix in found], precision
+    return found, 2.0 ** -(places + 1)
 
 
 def _mixed(layer: Layer, C: Array, at: Sequence[float]) -> Layer:
@@ -193,12 +199,12 @@ def ask_gram(regression: Regression, n: int) -> Flow[Gram]:
     for stage in range(MOST_STAGES):
         of_matrix = curvatures(Family.GAUSSIAN, [records], (0.0,) * size, basis, n)
         if stage or not sums:
-            (matrix,) = yield from of_matrix
+            (matrix,), precision = yield from of_matrix
         else:
-            (matrix,), (counted,) = yield from both(of_matrix, ask(counts))
+            ((matrix,), precision), (counted,) = yield from both(of_matrix, ask(counts))
             nobody = [j for j, count in zip(of_levels, counted.tolist(), strict=True) if not count]
             unused = [j in nobody for j in range(size)]
-        factor, hidden = factored(matrix, 2.0 ** -(places_of(n) + 1))
+        factor, hidden = factored(matrix, precision)
         basis = on_grid(solve_lower(factor, basis))
         if all(unused[j] for j in hidden):
             break

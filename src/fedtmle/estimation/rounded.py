@@ -57,6 +57,7 @@ LONGEST_STEP = {Family.LOGISTIC: 4.0, Family.GAUSSIAN: 4.0, Family.POISSON: 1.0}
 CURVATURE_ROUND = 2  # the curvature at the first point is that of a point too far from the fit
 NEAR, FAR = 2.0**-6, 2.0**-3  # steps: a curvature is worth nothing below, and soon out of date above
 SHORTEST, LONGEST = 0.125, 0.5  # parts of a step that went too far
+COARSE = 2.0**-6  # share of a curvature that rounding may be: steps learn the rest
 SLOW = 0.25  # ratio of the lengths of two steps above which another curvature is worth its numbers
 MOST_CURVATURES = 6  # rare events and long tails need more than one
 MOST_PAIRS = 6  # of classes but the first, each of which has a curvature: those of four classes
@@ -361,8 +362,9 @@ class Search:
         key = None if self.regression.whole is None else self.regression.whole.label
         matrix = None
         if bend is not None and (key is None or self.leads):
-            totals, parts = yield from both(
-                ask(*shared, *blocks), curvatures(*self.loss.bent(eps), self.C, self.n, bend=bend)
+            totals, (parts, _) = yield from both(
+                ask(*shared, *blocks),
+                curvatures(*self.loss.bent(eps), self.C, self.n, bend=bend, enough=COARSE * bend),
             )
             matrix = self.loss.assembled(parts)
             if key is not None:
