@@ -94,7 +94,6 @@ format: $(READY)  ## rewrite the files as `lint` wants them
 
 types: $(READY)
 	$(BIN)/mypy
-	$(BIN)/mypy --allow-untyped-defs --allow-incomplete-defs --allow-untyped-calls --allow-any-generics --no-strict-optional --no-warn-return-any core/tests  # modules without a package, which a list of packages cannot name
 
 rings: $(READY)  ## imports point inward
 	$(BIN)/lint-imports

@@ -75,8 +75,7 @@ class BudgetMemory:
         privacy = plan.program.privacy
         assert privacy is not None
         return StudyScope(
-            rows="",
-            columns=(),
+            sources=(),
             roster=plan.silos,
             own=self.silo,
             is_masked=plan.is_masked,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import pytest
 import fedtmle as ft
 from fedtmle.demo import IHDP, ihdp_silos
 from fedtmle.errors import InputError, RefusedError
-from fedtmle.sealed.study import run_study
+from fedtmle.studies.sealed import run_study
 
 LOST = "treat + bw + nnhealth + b_marr + momblack"  # few columns: 77 infants have no outcome
 STUDY = replace(IHDP, missingness_model=ft.GLM(LOST))
@@ -52,7 +53,7 @@ def test_a_column_of_one_person_is_refused_and_not_read() -> None:
         f"hospital {m}": {name: column[m::3] for name, column in {**columns, "z": lone}.items()}
         for m in range(3)
     }
-    variables = {
+    variables: Any = {
         "x": {"kind": "number", "range": (0, 1)},
         **{name: {"kind": "binary"} for name in ("a", "y", "z")},
     }
@@ -78,7 +79,7 @@ def test_a_column_of_one_person_is_refused_and_not_read() -> None:
     ],
 )
 def test_what_is_not_in_the_language_yet_is_refused_with_its_name(
-    change: dict[str, object], key: str
+    change: dict[str, Any], key: str
 ) -> None:
     with pytest.raises(InputError, match=f"^{key}: "):
         run_study(replace(STUDY, **change), ihdp_silos())
