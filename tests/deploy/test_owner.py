@@ -92,7 +92,10 @@ def test_the_token_opens_the_page_once_and_nothing_else_does(browser: Browser) -
     assert browser.get("/?token=wrong")[0] == 403
     browser.enter()
     assert "HttpOnly; SameSite=Strict" in browser.headers["Set-Cookie"]
-    assert browser.get("/")[0] == 200
+    status, page = browser.get("/")
+    assert status == 200
+    assert "What was asked about the same people" in page
+    assert "No study was answered yet." in page
     other = Browser(browser.server)
     assert other.get(f"/?{token}")[0] == 403
     other.cookie = f"{COOKIE}=guess"

@@ -12,6 +12,7 @@ from fedtmle.cli import app
 from fedtmle.errors import JournalError
 from fedtmle.runtime.ledger import Entry, Ledger, verify
 from fedtmle.runtime.signing import Approvals, head_path
+from fedtmle_core.home import Home
 from fedtmle_core.signing import SigningKey
 
 PLAN = bytes(32)
@@ -106,7 +107,10 @@ def test_decisions_can_be_neither_exchanged_nor_dropped_inside(tmp_path: Path, k
         approvals.decisions()
 
 
-def test_the_command_says_whether_the_head_is_signed(book: Path) -> None:
+def test_the_command_says_whether_the_head_is_signed(tmp_path: Path) -> None:
+    home = Home.create(tmp_path / "home")
+    book = home.records("a silo") / "ledger.jsonl"
+    fill(book, 23, home.key("a silo"))
     runner = CliRunner(env={"COLUMNS": "80"})
     assert "no line is missing" in runner.invoke(app, ["ledger", "verify", str(book)]).output
     head = json.loads(head_path(book).read_text())

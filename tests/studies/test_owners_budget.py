@@ -14,6 +14,7 @@ from fedtmle.cli.base import Exit
 from fedtmle.data import read_silo_file
 from fedtmle.errors import JournalError, RefusedError
 from fedtmle.model.budget import OWNER_DELTA, epsilon_of, rho_of
+from fedtmle.protocol.guard import RefusalError
 from fedtmle.runtime import ledger
 from fedtmle.runtime import silo as silo_module
 from fedtmle.runtime.records import Records
@@ -136,20 +137,34 @@ def test_a_study_counts_in_full_from_its_first_answer(
 
 
 def test_two_studies_that_begin_at_once_cannot_both_take_the_rest(tmp_path: Path) -> None:
-    """The ledger looks again under its lock, where no other process can add a line."""
-    hospitals = Hospitals(tmp_path, NAMES)
-    hospitals.run(private(hospitals, 1))
-    path = hospitals.home("p").ledger_path
-    first = next(line["told"] for line in ledger.read(path) if line.get("told"))
+    """The home looks again under its lock, where no other silo and no other process can remember a study."""
+    hospitals = Hospitals(tmp_path, NAMES, policy="max_epsilon_total = 1.2\n")
+    home, plans = hospitals.home("p"), [file_plan(private(hospitals, seed)) for seed in (1, 2)]
+    begun = [home.read(plan)[1] for plan in plans]
+    for memory, plan in zip(begun, plans, strict=True):
+        assert memory is not None
+        assert not memory.refusal(plan)  # each could be answered alone
+    first, second = begun
     assert first is not None
-    opened = ledger.Ledger(path, key=hospitals.home("p").key)
-    entry = ledger.Entry(time="", session="", request="begin", round=1, plan="another", told=first)
-    lines = opened.count
-    with pytest.raises(JournalError, match="has taken what was left of max_epsilon_total = 1"):
-        opened.add(entry, max_epsilon=1.2)
-    assert opened.count == lines
-    opened.add(entry, max_epsilon=1.5)
-    opened.close()
+    first.record_scope(plans[0])
+    first.record_scope(plans[0])  # again, after a restart
+    assert second is not None
+    with pytest.raises(RefusalError) as refused:
+        second.record_scope(plans[1])
+    assert refused.value.key == "memory: max_epsilon_total"
+
+
+def test_the_budget_is_that_of_all_silos_of_the_institution(tmp_path: Path) -> None:
+    hospitals = Hospitals(tmp_path, NAMES, policy="max_epsilon_total = 1.2\n")
+    other = tmp_path / "q" / "silo.toml"
+    other.write_text(other.read_text().replace('home = "home"', f'home = "{tmp_path / "p" / "home"}"'))
+    hospitals.run(private(hospitals, 1))
+    budget = review(private(hospitals, 3), hospitals.home("q")).budget
+    assert budget is not None
+    assert budget.before == pytest.approx(1.0, rel=1e-9)
+    with pytest.raises(RefusedError):
+        hospitals.run(private(hospitals, 3))
+    assert [last_key(hospitals, name) for name in "pq"] == ["memory: max_epsilon_total"] * 2
 
 
 def test_refreshed_rows_are_covered_by_the_noise(tmp_path: Path) -> None:

@@ -71,11 +71,6 @@ class SigningKey:
         """The silo's key for masks: HMAC-SHA256 of a label under the secret."""
         return MaskKey(hmac.digest(self._seed, b"fedtmle key for masks", "sha256"))
 
-    @cached_property
-    def row_key(self) -> bytes:
-        """The key of the digests of the silo's records: HMAC-SHA256 of a label under the secret."""
-        return hmac.digest(self._seed, b"fedtmle key for digests of rows", "sha256")
-
     def sign(self, data: bytes) -> bytes:
         """Return the signature of ``data``, 64 bytes."""
         return self._key.sign(data)

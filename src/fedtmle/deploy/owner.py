@@ -31,6 +31,7 @@ from fedtmle.studyfile.file import file_plan, read_study, study_of
 from fedtmle.text import approval as account_text
 from fedtmle.text import approval as approval_text
 from fedtmle.text.approval import render_preview
+from fedtmle.text.home import render_home
 
 # The owner's page as HTML, without a script; every word of a study is escaped: it comes from outside.
 
@@ -69,8 +70,8 @@ class ListedStudy:
     state: str
 
 
-def overview_page(silo: str, rows: Sequence[ListedStudy], accounts: str) -> str:
-    """Return the list of studies that came, and the account of every study."""
+def overview_page(silo: str, rows: Sequence[ListedStudy], accounts: str, remembered: str) -> str:
+    """Return the list of studies that came, the account of every study, and what the home remembers."""
     waiting = [row for row in rows if row.state == WAITS]
     decided = [row for row in rows if row.state != WAITS]
     body = [
@@ -81,6 +82,8 @@ def overview_page(silo: str, rows: Sequence[ListedStudy], accounts: str) -> str:
         _list(decided, "None yet."),
         '</section><section aria-labelledby="ledger"><h2 id="ledger">What left this silo, by study</h2>',
         f'<pre tabindex="0" role="region" aria-labelledby="ledger">{escape(accounts)}</pre></section>',
+        '<section aria-labelledby="home"><h2 id="home">What was asked about the same people</h2>',
+        f'<pre tabindex="0" role="region" aria-labelledby="home">{escape(remembered)}</pre></section>',
     ]
     return _page(f"Silo {silo}", "".join(body))
 
@@ -251,7 +254,8 @@ class OwnerServer(ThreadingHTTPServer):
         path = home.ledger_path
         found_accounts = ledger.studies(read(path)) if path.exists() else []
         names = {row.plan: row.words for row in rows}
-        return overview_page(home.file.name, rows, account_text.render_accounts(found_accounts, names))
+        accounts = account_text.render_accounts(found_accounts, names)
+        return overview_page(home.file.name, rows, accounts, render_home(home.account()))
 
 
 def _words_of(shown: Approval) -> str:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import hashlib
-import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -117,17 +116,11 @@ class Ledger:
                 raise JournalError(f"{self.path}: the ledger cannot be opened for writing") from None
             unless_ready.pop_all()  # keep the file open as long as the object
 
-    def add(self, entry: Entry, *, max_epsilon: float = math.inf) -> None:
-        """Append one line; it is durable when this returns.
-
-        A study's first answer is not recorded, and so not sent, if the studies in the ledger would take more
-        than ``max_epsilon`` with it. No other process can add a line between this check and the new line.
-        """
+    def add(self, entry: Entry) -> None:
+        """Append one line; it is durable when this returns."""
         try:
             with Held(self._file):
                 self._catch_up()  # another study of this silo may have added lines
-                if entry.told is not None and entry.told.zcdp:
-                    self._check_budget(entry.plan, entry.told, max_epsilon)
                 data, head = _chained(msgspec.json.encode(entry), self.count + 1, self._head)
                 self._write(data + b"\n")
                 if self._key is not None:
@@ -135,13 +128,6 @@ class Ledger:
         except OSError:
             raise JournalError(f"{self.path}: the line could not be written; is the disk full?") from None
         self.count, self._head = self.count + 1, head
-
-    def _check_budget(self, plan: str, record: StudyScope, max_epsilon: float) -> None:
-        earlier = [each.zcdp for digest, (_, each) in scopes(read(self.path)).items() if digest != plan]
-        if epsilon_taken([*earlier, record.zcdp]) > max_epsilon:
-            raise JournalError(
-                f"{self.path}: another study has taken what was left of max_epsilon_total = {max_epsilon:g}"
-            )
 
     def _catch_up(self) -> None:
         """Read the lines added since the last call, and remove an incomplete last line."""

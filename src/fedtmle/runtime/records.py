@@ -195,8 +195,7 @@ class Records:
                 data=self._data.hex(),
                 explanation=self._explained(message, decision, query) or advice,
                 told=self.told if has_query and isinstance(message, Begin) else None,
-            ),
-            max_epsilon=self._guard.policy.max_epsilon_total,
+            )
         )
 
     def _explained(self, message: messages.Request | None, decision: str, query: Query | None) -> str:
