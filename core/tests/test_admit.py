@@ -10,7 +10,7 @@ from test_blocks import PLAN
 
 from fedtmle_core.admit import Judged, NotAdmittedError, admit, columns_of
 from fedtmle_core.blocks import Block, Cells, Layer, Moments, Score
-from fedtmle_core.leaves import Between, Fold, Known, Level, Number, Power
+from fedtmle_core.leaves import Between, BSpline, Fold, Known, Level, Log, Number, Power
 from fedtmle_core.plan import Model, Question
 from fedtmle_core.terms import ONE, Apply, ByCluster, Kept, Pick, Softmax, Term, product, total
 from fedtmle_core.types import Family, Part
@@ -144,6 +144,52 @@ def test_products_of_judged_factors_may_be_read_coarsely() -> None:
         assert asks(Moments.of([column]))
         assert not JUDGED.is_exact([column])
         assert not asks(fit(w=column))
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        S,
+        Power("x", 3, 2),
+        Between("x", 0.0, 0.1),
+        Fold(5, 7, "", 2),
+        Known("age"),
+        Apply("step", X, 0.25),
+        Apply("sign", total([X, M])),
+        Apply("size", product(A, X)),
+        product(A, Apply("inverse", G, 0.05), Between("x", 0.0, 0.1)),
+        Apply("inverse", product(G, Apply("step", X, 0.25)), 0.05),
+        ByCluster("ward", Apply("step", X, 0.25)),
+    ],
+)
+def test_named_columns_read_records_by_what_the_plan_has(column: Term) -> None:
+    """A named column that differs from one of the plan in one person would pass both judgements."""
+    with pytest.raises(NotAdmittedError, match="what the plan does not have"):
+        JUDGED.with_named([ONE, column])
+    assert Judged.of(replace(PLAN, models=(MODEL, Model(columns=(column,))))).with_named([ONE, column])
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        Level("a", 2),  # counted beside the level that the plan has
+        product(A, X, M, M),
+        Apply("sign", Kept(product(A, Apply("inverse", G, 0.05), SEEN))),
+        Apply("step", G, 0.25),
+        Apply("step", ByCluster("ward", ONE), 1.0),
+        Pick("a", (ONE, Apply("inverse", G, 0.05), ONE - G)),
+    ],
+)
+def test_parts_of_the_plan_and_predictions_make_named_columns(column: Term) -> None:
+    assert asks(Moments.of([column]), judged=JUDGED.with_named([column]))
+
+
+def test_a_number_is_named_if_a_model_has_its_logarithm() -> None:
+    judged = Judged.of(replace(PLAN, models=(Model(columns=(ONE, Log("age"))),)))
+    assert judged.with_named([S])
+    for column in (Power("age", 7, 2), BSpline("age", (50.0,), 18.0, 90.0, 0, 1), Apply("step", S, 0.5)):
+        with pytest.raises(NotAdmittedError):
+            judged.with_named([column])
 
 
 def test_squares_are_of_named_columns_alone() -> None:

@@ -51,7 +51,7 @@ from fedtmle_core.messages import (
 )
 from fedtmle_core.plan import Question
 from fedtmle_core.seal import encoded, is_signed
-from fedtmle_core.terms import ONE, Term, product
+from fedtmle_core.terms import ONE, Apply, Term, product
 
 HONEST = Server(sites())
 CLOSED = HONEST.go()
@@ -471,7 +471,7 @@ def names_twice():
 
 
 def asks_what_is_not_judged():
-    yield LAST
+    yield Question(blocks=(Moments.of((Apply("step", X, 0.5),)),))
 
 
 def publishes_nothing():

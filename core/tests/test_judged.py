@@ -19,11 +19,11 @@ from fedtmle_core.evaluate import Workspace
 from fedtmle_core.factors import factors
 from fedtmle_core.judged import about_the_middle, before_fits, describe, judge, layout
 from fedtmle_core.judgement import RAISE, Name, Outcome, Step
-from fedtmle_core.leaves import Known, Level, Number, Power
+from fedtmle_core.leaves import Draw, Known, Level, Number, Power
 from fedtmle_core.plan import Member, Model, Plan
 from fedtmle_core.sheet import Sheet
 from fedtmle_core.span import COARSE, Layout
-from fedtmle_core.terms import ONE, ZERO, Kept, Term, product
+from fedtmle_core.terms import ONE, ZERO, Apply, Kept, Term, product, total
 
 PEOPLE = sheet(400, seed=4)
 MEMBERS = tuple(
@@ -303,10 +303,17 @@ def test_columns_are_named_in_the_owners_words() -> None:
         Level("f", 1): "f = q",
         Known("y"): "y known",
         Kept(Number("x", 6)): "number of x",
-        product(Level("a", 1), Number("x", 6)): "a = 1 x number of x",
+        1.0 - Known("y"): "not y known",
+        product(Level("a", 1), Level("a", 0)): "nobody",
+        Apply("clip", 0.5 * Number("y", 8) + Known("y"), low=0.0, high=1.0): "clip of number of y, y known",
+        Draw(3, 1): "draw",
+        total(
+            [Level("f", 0), Level("f", 1), Known("y"), Number("x", 6)]
+        ): "sum of f = p, f = q, y known, more",
     }
     assert {term: describe(term, DECLARED) for term in names} == names
-    assert describe(1.0 - Known("y"), DECLARED).startswith("sum ")
+    both = describe(product(Level("a", 1), Number("x", 6)), DECLARED)
+    assert both in ("a = 1 x number of x", "number of x x a = 1")
 
 
 def test_the_last_level_of_a_required_variable_is_counted_and_not_spanned() -> None:

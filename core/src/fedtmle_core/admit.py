@@ -34,8 +34,8 @@ from fedtmle_core import graph
 from fedtmle_core.blocks import Block, Cells, Intervals, Layer, Moments, Score, size
 from fedtmle_core.dictionary import Interval
 from fedtmle_core.errors import FedTMLEError, InputError
-from fedtmle_core.factors import Factors, factors
-from fedtmle_core.leaves import Level
+from fedtmle_core.factors import INDICATORS, Factors, factors
+from fedtmle_core.leaves import AbstractPiece, Level, Number
 from fedtmle_core.plan import Plan, Question
 from fedtmle_core.terms import (
     ONE,
@@ -55,6 +55,7 @@ Forms: TypeAlias = frozenset[Factors]  # columns, each by its factors; () is a c
 
 ONES: Forms = frozenset({()})
 SMOOTH = ("expit", "exp", "logit", "log", "clip")  # of a predictor; none of them cuts it in two
+CUTS = ("step", "sign", "size", "root")  # of a number: they divide people as no column of the plan does
 MOST_FORMS = 10_000  # of one term; a product of long sums is no column of any study
 
 # The largest linear predictor, from the coefficients and the intervals of the columns. Coefficients searched
@@ -95,11 +96,17 @@ class Judged:
         return _of_plan(plan)
 
     def with_named(self, terms: Sequence[Term]) -> Judged:
-        """Return the same with the columns of the second judgement."""
+        """Return the same with the columns of the second judgement, whose parts the first has seen.
+
+        The two judgements do not see differences between their columns. So a named column reads records by
+        parts of the plan's columns and by predictions; the plan has every level, cut and number itself.
+        """
         columns = tuple(terms)
         if columns not in self._then:
             named = self.forms_of(columns)
             found = frozenset(part for form in named for part in form)
+            for part in found:
+                self._require(part)
             self._then[columns] = Judged(
                 plan=self.plan, vocabulary=self.vocabulary | found, of_plan=self.of_plan, named=named
             )
@@ -146,6 +153,31 @@ class Judged:
         if is_prediction and size(interval) <= most:
             return ONES
         return _forms(term, [self._forms[part] for part in term.parts])
+
+    def _require(self, term: Term) -> None:
+        """Raise `NotAdmittedError` if a part of a column reads records by what the plan's columns do not."""
+        known = self.vocabulary.union(*self.of_plan)
+        # A level that is left out is counted too, and balance is of the number whose logarithm a model has.
+        divided = {each.name for each in known if isinstance(each, Level)}
+        measured = {each.name for each in known if isinstance(each, AbstractPiece)}
+        predictors: set[Term] = set()
+        for each in graph.ordered([term]):
+            if self._is_predictor(each, predictors):
+                predictors.add(each)
+        waiting = [(term, False)]
+        while waiting:
+            each, is_cut = waiting.pop()
+            is_prediction = isinstance(each, Apply | Softmax) and each in predictors
+            if is_prediction or (each in known and (not is_cut or isinstance(each, INDICATORS))):
+                continue
+            if isinstance(each, Level) and each.name in divided:
+                continue
+            if isinstance(each, Number) and each.name in measured and not is_cut:
+                continue
+            if not (each.parts or isinstance(each, Constant)):  # a leaf
+                raise NotAdmittedError("a column that is named reads records by what the plan does not have")
+            is_cut |= isinstance(each, Apply) and each.function in CUTS
+            waiting += [(part, is_cut) for part in each.parts]
 
     def _is_predictor(self, term: Term, predictors: set[Term]) -> bool:
         """Return whether a term is a smooth function of predictors over the vocabulary, given its parts."""

@@ -28,8 +28,9 @@ from fedtmle_core.judgement import LEAVE_OUT, Judge, Name
 from fedtmle_core.leaves import AbstractPiece, Between, Known, Level
 from fedtmle_core.plan import Model, Plan
 from fedtmle_core.span import Array, Layout
-from fedtmle_core.terms import ONE, Kept, Product, Sum, Term, product
+from fedtmle_core.terms import ONE, Apply, Constant, Sum, Term, product
 
+MOST_NAMED = 3  # variables of a term that is neither a leaf nor a product
 INWARD = 1.0 - 2.0**-40  # keeps the ends of a range, which intervals round outward, in [-1, 1]
 
 
@@ -157,19 +158,35 @@ def layout(products: Sequence[Factors]) -> Layout:
     return Layout(len(products), tuple(lanes))
 
 
-def describe(term: Term, dictionary: Dictionary) -> str:  # noqa: PLR0911 - one return for each kind
-    """Return a column or a group in an owner's words."""
+def describe(term: Term, dictionary: Dictionary) -> str:
+    """Return a column or a group in an owner's words: its factors, without going into deep terms."""
+    found = factors(term)
+    if found is None:
+        return "nobody"
+    return " x ".join(_factor(part, dictionary) for part in found) or "everybody"
+
+
+def _factor(term: Term, dictionary: Dictionary) -> str:
+    match term:
+        case Level() | Known() | AbstractPiece() | Between():
+            return _leaf(term, dictionary)
+        case Sum(terms=(Constant(), Level() | Known() as part), factors=(1.0, -1.0)):
+            return f"not {_leaf(part, dictionary)}"
+    kind = term.function if isinstance(term, Apply) else type(term).__name__.lower()
+    leaves = [
+        each for each in graph.ordered([term]) if isinstance(each, Level | Known | AbstractPiece | Between)
+    ]
+    named = [_leaf(each, dictionary) for each in leaves]
+    more = ["more"] if len(named) > MOST_NAMED else []
+    return " of ".join([kind, *filter(None, [", ".join([*named[:MOST_NAMED], *more])])])
+
+
+def _leaf(term: Term, dictionary: Dictionary) -> str:
     match term:
         case Level(name, code):
             return f"{name} = {dictionary.levels(name)[code]}"
         case Known(name):
             return f"{name} known"
-        case Product(parts):
-            return " x ".join(describe(part, dictionary) for part in parts)
-        case Kept(of):
-            return describe(of, dictionary)
-        case _ if term == ONE:
-            return "everybody"
         case AbstractPiece() | Between():
             return f"{type(term).__name__.lower()} of {term.name}"
-    return f"{type(term).__name__.lower()} {term.digest.hex()[:8]}"
+    raise TypeError("a leaf reads one variable")

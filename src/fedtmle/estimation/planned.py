@@ -7,8 +7,9 @@ are judged.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
+from fedtmle.estimation.components import rule
 from fedtmle.estimation.diagnostics.covariates import measured, model_covariates
 from fedtmle.estimation.fit import left_out
 from fedtmle.estimation.loader import Declared
@@ -17,8 +18,10 @@ from fedtmle.estimation.people import People, known
 from fedtmle.estimation.regression import Regression
 from fedtmle.initial.glm import Supplied
 from fedtmle_core.factors import INDICATORS
+from fedtmle_core.graph import ordered
+from fedtmle_core.leaves import Level
 from fedtmle_core.plan import Member, Model, Plan
-from fedtmle_core.terms import ONE, Term, product
+from fedtmle_core.terms import ONE, ZERO, Constant, Term, product
 
 
 def plan_of(
@@ -55,14 +58,21 @@ def _models(declared: Declared, people: People) -> Iterator[Model]:
     counted = [product(weight, each) for weight in (ONE, people.relative) for each in everyone]
     folds = study_folds(declared.study)
     yield Model(columns=(ONE, *people.strata, *folds), responses=tuple(dict.fromkeys(counted)))
+    # Outcomes and thresholds, which the end of a study adds up, are judged with all that comes before it.
+    components = declared.study.target.components(people.strata_levels)
+    rules = [rule(each.regime, people.arms, declared.dictionary) for each in components]
+    cuts = dict.fromkeys(part for each in rules for part in each if not isinstance(part, Constant))
+    seen = product(people.observed, people.y)
+    outcomes = [product(people.relative, each) for each in (ONE, seen) if each != ZERO]
+    yield Model(columns=(ONE, *cuts), responses=tuple(outcomes))
     for role, model in declared.study.models.items():
         if isinstance(model, Supplied):
             yield Model(columns=supplied_terms(declared, role), responses=(people.relative,))
     missing = tuple(1.0 - known(declared.dictionary, name) for name in declared.declared.may_be_missing)
     if missing:
         yield Model(columns=missing, responses=(ONE, *missing))
-    if declared.study.diagnostics:
-        yield Model(columns=_shown(declared))
+    if declared.study.diagnostics and (shown := _only_shown(declared, people)):
+        yield Model(columns=(ONE, *shown))
     for regression in _fitted(declared, people):
         responses: dict[Term, None] = {}
         groups: dict[Term, None] = {}
@@ -80,8 +90,20 @@ def _fitted(declared: Declared, people: People) -> Iterator[Regression]:
         yield from (left_out(regression, folds) if folds else (regression,))
 
 
-def _shown(declared: Declared) -> tuple[Term, ...]:
-    """Return the covariates that tables show, of which formulas may have other functions alone."""
+def _only_shown(declared: Declared, people: People) -> tuple[Term, ...]:
+    """Return the covariates that tables show and of which formulas have other functions alone.
+
+    Tables of the others are of parts of what is judged, and read coarsely.
+    """
+    designs = (each.design.columns for each in regressions(declared, people).values())
+    columns = [column for design in designs for column in design]
+    levels = {column.name for column in columns if isinstance(column, Level)}
     study = declared.declared
-    shown = (measured(study, declared.dictionary, each).x for each in model_covariates(study))
-    return (ONE, *shown)
+    shown = [measured(study, declared.dictionary, each).x for each in model_covariates(study)]
+    return tuple(x for x in shown if not all(_is_read(part, columns, levels) for part in ordered([x])))
+
+
+def _is_read(term: Term, columns: Sequence[Term], levels: Collection[str]) -> bool:
+    """Return whether a part of a term needs no column of its own beside these."""
+    is_level = isinstance(term, Level) and term.name in levels
+    return is_level or bool(term.parts) or isinstance(term, Constant) or term in columns
