@@ -78,8 +78,6 @@ def test_a_column_of_one_person_is_refused_and_not_read() -> None:
         ({"privacy": ft.Privacy(epsilon=5.0, delta=1e-6)}, "privacy"),
     ],
 )
-def test_what_is_not_in_the_language_yet_is_refused_with_its_name(
-    change: dict[str, Any], key: str
-) -> None:
+def test_what_is_not_in_the_language_yet_is_refused_with_its_name(change: dict[str, Any], key: str) -> None:
     with pytest.raises(InputError, match=f"^{key}: "):
         run_study(replace(STUDY, **change), ihdp_silos())

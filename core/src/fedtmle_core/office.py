@@ -104,7 +104,7 @@ class HomeOffice(Office):
         if opened.memory.find(digest, self.hospital) is None:
             standing = opened.charges.standing(plan.author, digest, self.clock())
             if standing is not Standing.OPEN:
-                return standing.value
+                return str(standing.value)
         verdict = opened.memory.judge(digest, self.hospital, self.census, least=plan.floor)
         if isinstance(verdict, Refusal):
             self._charge(opened, plan)
