@@ -42,6 +42,8 @@ NO_REFUSAL = {
 # Endings that no small run has: they need a loss that is not convex or an inner solver that fails.
 RARE_ENDINGS = {Status.NO_DESCENT, Status.INFEASIBLE, Status.STALLED_FIT}
 
+OVER_QUESTIONS = {"TermProblem"}  # of the programs of `fedtmle.estimation`, which these runs do not use
+
 
 @cache
 def seen() -> dict[str, Any]:
@@ -70,7 +72,7 @@ def test_every_recorded_run_is_still_made() -> None:
 @pytest.mark.parametrize("base", USED_BY, ids=lambda base: base.__name__)
 def test_every_class_is_used_by_a_run(base: type) -> None:
     assert seen()["classes"][base.__name__] >= 3  # the search itself works
-    assert seen()["unused"][base.__name__] == []
+    assert set(seen()["unused"][base.__name__]) <= OVER_QUESTIONS
 
 
 def test_every_reason_to_refuse_is_given_by_a_run() -> None:
