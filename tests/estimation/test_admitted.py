@@ -8,10 +8,11 @@ import pytest
 
 import fedtmle as ft
 from fedtmle.estimation.diagnostics.effects import EFFECT_DIAGNOSIS
-from fedtmle.estimation.flow import blocks_of, named_by
+from fedtmle.estimation.flow import Flow, blocks_of, named_by
 from fedtmle.estimation.loader import Declared
 from fedtmle.estimation.planned import plan_of
 from fedtmle.estimation.study import effect_flow
+from fedtmle.protocol.outcome import Targeted
 from fedtmle_core.admit import Judged, admit
 from fedtmle_core.blocks import Score
 from fedtmle_core.evaluate import Workspace, values_of
@@ -25,12 +26,16 @@ from tests.estimation.test_effects import FURTHER, MADE, STUDIES, holes, made, s
 def asked(study: ft.Study, silos: Mapping[str, object]) -> int:
     """Follow a study's questions, each admitted before it is answered; return how many there are."""
     declared = Declared(study)
+    # Log losses, of binary outcomes, have no bound of 1.
+    diagnosis = None if study.response == "binary" else EFFECT_DIAGNOSIS
+    return admitted(effect_flow(declared, hospitals=len(silos), diagnosis=diagnosis), declared, silos)
+
+
+def admitted(flow: Flow[Targeted], declared: Declared, silos: Mapping[str, object]) -> int:
+    """Follow a flow's questions, each admitted before it is answered; return how many there are."""
     plan = plan_of(declared, (), study=b"", author="test")
     judged, questions = Judged.of(plan), 0
     workspaces = [Workspace(sheet) for sheet in sheets_of(declared, silos)]
-    # Log losses, of binary outcomes, have no bound of 1.
-    diagnosis = None if study.response == "binary" else EFFECT_DIAGNOSIS
-    flow = effect_flow(declared, hospitals=len(workspaces), diagnosis=diagnosis)
     try:
         yielded = next(flow)
         while True:

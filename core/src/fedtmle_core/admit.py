@@ -148,7 +148,9 @@ class Judged:
         """Return the columns of a term, given those of its parts."""
         if self._is_predictor(term, self._predictors):
             self._predictors.add(term)
-        is_prediction = isinstance(term, Apply | Softmax) and term in self._predictors
+        # A column that is cut in two is itself also where it is of the vocabulary, as when it was judged.
+        is_smooth = isinstance(term, Softmax) or (isinstance(term, Apply) and term.function in SMOOTH)
+        is_prediction = is_smooth and term in self._predictors
         most = LARGEST_LOG if isinstance(term, Apply) and term.function in ("log", "logit") else 1.0
         if is_prediction and size(interval) <= most:
             return ONES

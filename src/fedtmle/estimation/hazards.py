@@ -49,20 +49,12 @@ class Strand:
     """Initial hazards and weights of everyone in one world: that of an arm, or of each person's own.
 
     ``zeta`` has the logit of having no event, by cause and period. The weight of group s in period t is
-    omega_s(t) = shares[s] / max(chances[s][t], floor): d E[v | W] / P(v), over g G(t-).
+    omega_s(t) = shares[s] inverses[s][t]: d E[v | W] / P(v), and 1 / max(g G(t-), floor).
     """
 
     zeta: ByPeriod
     shares: tuple[Term, ...]
-    chances: ByPeriod
-    floor: float
-
-    @cached_property
-    def inverses(self) -> ByPeriod:
-        """1 / max(g G(t-), floor), by group and period."""
-        return tuple(
-            tuple(Apply("inverse", chance, low=self.floor) for chance in row) for row in self.chances
-        )
+    inverses: ByPeriod
 
 
 @final

@@ -16,7 +16,9 @@ from fedtmle.estimation.loader import Declared
 from fedtmle.estimation.nuisances import regressions, study_folds, supplied_terms
 from fedtmle.estimation.people import People, known
 from fedtmle.estimation.regression import Regression
+from fedtmle.estimation.timeplan import time_models
 from fedtmle.initial.glm import Supplied
+from fedtmle.targets.time.estimands import AbstractTimeEffect
 from fedtmle_core.factors import INDICATORS
 from fedtmle_core.graph import ordered
 from fedtmle_core.leaves import Level
@@ -34,7 +36,7 @@ def plan_of(
     min_hospitals: int = 3,
     people: int = 1 << 20,
 ) -> Plan:
-    """Return the plan of a study of an effect; ``study`` is the digest of the study's own document."""
+    """Return the plan of a study; ``study`` is the digest of the study's own document."""
     declared = declared.with_indicators() if declared.indicators else declared
     everybody = People.of(declared.study, declared.dictionary)
     if declared.study.missingness_model is None:
@@ -52,7 +54,18 @@ def plan_of(
 
 
 def _models(declared: Declared, people: People) -> Iterator[Model]:
-    """Yield what is judged: who is counted, and each regression's columns with its weight and response."""
+    """Yield what is judged: who is counted, missing values, diagnostics, and each regression."""
+    is_followed = isinstance(declared.study.target, AbstractTimeEffect)
+    yield from (time_models if is_followed else _of_effect)(declared, people)
+    missing = tuple(1.0 - known(declared.dictionary, name) for name in declared.declared.may_be_missing)
+    if missing:
+        yield Model(columns=missing, responses=(ONE, *missing))
+    if declared.study.diagnostics and (shown := _only_shown(declared, people)):
+        yield Model(columns=(ONE, *shown))
+
+
+def _of_effect(declared: Declared, people: People) -> Iterator[Model]:
+    """Yield who is counted, supplied predictions, and each regression's columns with weight and response."""
     arms = (ONE, *people.taken)
     everyone = (*arms, *(product(arm, people.observed) for arm in arms))
     counted = [product(weight, each) for weight in (ONE, people.relative) for each in everyone]
@@ -68,11 +81,6 @@ def _models(declared: Declared, people: People) -> Iterator[Model]:
     for role, model in declared.study.models.items():
         if isinstance(model, Supplied):
             yield Model(columns=supplied_terms(declared, role), responses=(people.relative,))
-    missing = tuple(1.0 - known(declared.dictionary, name) for name in declared.declared.may_be_missing)
-    if missing:
-        yield Model(columns=missing, responses=(ONE, *missing))
-    if declared.study.diagnostics and (shown := _only_shown(declared, people)):
-        yield Model(columns=(ONE, *shown))
     for regression in _fitted(declared, people):
         responses: dict[Term, None] = {}
         groups: dict[Term, None] = {}

@@ -143,14 +143,15 @@ class Timed:
 
     @cached_property
     def own(self) -> Strand:
-        """Everyone's own world."""
-        shares, below = zip(*(self._weighed(s, a) for s, a in self._places), strict=True)
-        arms = len(self.people.arms)
-        starts = [slice(s * arms, (s + 1) * arms) for s in range(len(self.regimes))]
-        return self._strand(
-            World({}),
-            [Kept(self.people.at_arm(shares[place])) for place in starts],
-            [Kept(self.people.at_arm(below[place])) for place in starts],
+        """Everyone's own world; its weights are those of the arm taken, and stay in memory."""
+        at_arm = self.people.at_arm
+        return Strand(
+            zeta=self._zetas(World({})),
+            shares=tuple(Kept(at_arm(each)) for each in zip(*(arm.shares for arm in self.arms), strict=True)),
+            inverses=tuple(
+                tuple(Kept(at_arm(each)) for each in zip(*by_arm, strict=True))
+                for by_arm in zip(*(arm.inverses for arm in self.arms), strict=True)
+            ),
         )
 
     @cached_property
@@ -159,7 +160,17 @@ class Timed:
         found = []
         for a, world in enumerate(self.worlds):
             weighed = [self._weighed(s, a) for s in range(len(self.regimes))]
-            found.append(self._strand(world, [w for w, _ in weighed], [p for _, p in weighed]))
+            inverses = [
+                tuple(Apply("inverse", product(chance, g), low=self.least) for g in self._uncensored[a])
+                for _, chance in weighed
+            ]
+            found.append(
+                Strand(
+                    zeta=self._zetas(world),
+                    shares=tuple(share for share, _ in weighed),
+                    inverses=tuple(inverses),
+                )
+            )
         return tuple(found)
 
     @cached_property
@@ -167,33 +178,12 @@ class Timed:
         """Return 1 for whose g G is below the floor in some period, in their own arm: G falls."""
         if not self.floor:
             return ZERO
-        is_below = [
-            product(
-                Apply("sign", self.people.at_arm(group.d)), 1.0 - Apply("step", chances[-1], low=self.floor)
-            )
-            for group, chances in zip(self.groups, self.own.chances, strict=True)
-        ]
+        is_below = []
+        for s, group in enumerate(self.groups):
+            last = [product(self._weighed(s, a)[1], G[-1]) for a, G in enumerate(self._uncensored)]
+            is_above = self.people.at_arm([Apply("step", chance, low=self.floor) for chance in last])
+            is_below.append(product(Apply("sign", self.people.at_arm(group.d)), 1.0 - is_above))
         return 1.0 - product(*(1.0 - each for each in dict.fromkeys(is_below)))
-
-    @cached_property
-    def last_omegas(self) -> tuple[Term, ...]:
-        """The weight omega of each group in a person's last period at risk."""
-        return tuple(
-            product(
-                share,
-                total(
-                    [
-                        product(self.periods.leaves_in(t + 1, self.horizon), inverse)
-                        for t, inverse in enumerate(inverses)
-                    ]
-                ),
-            )
-            for share, inverses in zip(self.own.shares, self.own.inverses, strict=True)
-        )
-
-    @property
-    def _places(self) -> list[tuple[int, int]]:
-        return [(s, a) for s in range(len(self.regimes)) for a in range(len(self.people.arms))]
 
     @cached_property
     def _members(self) -> tuple[Term, ...]:
@@ -207,24 +197,21 @@ class Timed:
         d = rule(group.regime, self.people.arms, self.dictionary)[a]
         return product(d, expected) * (1.0 / group.share), chance
 
-    def _strand(self, world: World, shares: Sequence[Term], chances: Sequence[Term]) -> Strand:
-        G = self._uncensored(world)
-        by_period = [world.and_also(self.periods.world(t + 1)) for t in range(self.horizon)]
-        zeta: ByPeriod = tuple(zetas(model, by_period) for model in self.events)
-        return Strand(
-            zeta=zeta,
-            shares=tuple(shares),
-            chances=tuple(tuple(product(chance, g) for g in G) for chance in chances),
-            floor=self.least,
-        )
+    def _zetas(self, world: World) -> ByPeriod:
+        worlds = [world.and_also(self.periods.world(t + 1)) for t in range(self.horizon)]
+        return tuple(zetas(model, worlds) for model in self.events)
 
-    def _uncensored(self, world: World) -> list[Term]:
-        """Return G(t-) in each period."""
+    @cached_property
+    def _uncensored(self) -> tuple[tuple[Term, ...], ...]:
+        """G(t-) in each period, by arm."""
+        return tuple(map(self._uncensored_in, self.worlds))
+
+    def _uncensored_in(self, world: World) -> tuple[Term, ...]:
         if self.censoring is None:
-            return [ONE] * self.horizon
+            return (ONE,) * self.horizon
         worlds = [world.and_also(self.periods.world(t + 1)) for t in range(self.horizon - 1)]
         G: list[Term] = [ONE]
         for zeta in zetas(self.censoring, worlds) if worlds else ():
             stays = Apply("expit", zeta)
             G.append(stays if G[-1] == ONE else product(G[-1], stays))
-        return G
+        return tuple(G)

@@ -13,35 +13,32 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias, final
 
-from fedtmle.errors import FedTMLEError, FitError, InputError
+from fedtmle.errors import FedTMLEError, FitError
 from fedtmle.estimation.diagnostics.base import Pool
+from fedtmle.estimation.diagnostics.overlap import WeightOverlap, refuse_no_overlap
 from fedtmle.estimation.fit import cross_fit, fit, folds_of
-from fedtmle.estimation.flow import Flow, ask, attempted, both
+from fedtmle.estimation.flow import Flow, attempted, both, name
 from fedtmle.estimation.fluctuated import Law
-from fedtmle.estimation.followup import Periods
 from fedtmle.estimation.loader import Declared
-from fedtmle.estimation.nuisances import AnyFit, regressions, reported, treatment_scores
-from fedtmle.estimation.people import People, levels
-from fedtmle.estimation.regression import Record, Regression
+from fedtmle.estimation.nuisances import AnyFit, reported, treatment_scores
+from fedtmle.estimation.people import People
+from fedtmle.estimation.regression import Regression
 from fedtmle.estimation.strands import CountedHazard, Model, Timed
-from fedtmle.estimation.study import over_totals, refuse_hospitals_own
+from fedtmle.estimation.study import over_totals, refuse_hospitals_own, with_clusters
 from fedtmle.estimation.targeting import TermProblem, over_questions
 from fedtmle.estimation.timecounts import Tally, count_followed, count_hazards
+from fedtmle.estimation.timemodels import counted_causes, periods_of, target_of, time_regressions
+from fedtmle.estimation.timeplan import closing_columns, last_weights
 from fedtmle.estimation.weights import arm_probabilities, score_bound
 from fedtmle.initial.crossfit import Fitted
-from fedtmle.initial.glm import GLM
-from fedtmle.programs.study import Study
 from fedtmle.programs.time import AtRisk, FinerGrid, TimeDetails, TimeOverlap
 from fedtmle.protocol.outcome import Targeted
 from fedtmle.targets.diagnostics import Balance
 from fedtmle.targets.time.estimands import AbstractTimeEffect
 from fedtmle.targets.time.problem import RegimeGroup
-from fedtmle_core.blocks import Moments
+from fedtmle_core import graph
+from fedtmle_core.blocks import size
 from fedtmle_core.terms import product
-from fedtmle_core.types import Family
-
-NO_EVENT = "no person-period that it is fitted on has an event, or every one has"
-NOT_CENSORED = "nobody that it is fitted on is censored before the last period, or everyone is"
 
 
 @final
@@ -65,7 +62,7 @@ Diagnose: TypeAlias = Callable[[PreparedTime, Pool], Flow[Diagnosed]]
 def time_flow(declared: Declared, *, hospitals: int = 1, diagnose: Diagnose | None = None) -> Flow[Targeted]:
     """Return the flow of a study of time to an event; ``diagnose`` asks along with the closing."""
     refuse_hospitals_own(declared.study)
-    target = _target(declared.study)
+    target = target_of(declared.study)
     if target.finer is None:
         prepared = yield from prepare(declared)
         return (yield from targeted(prepared, hospitals, diagnose))
@@ -85,14 +82,14 @@ def time_flow(declared: Declared, *, hospitals: int = 1, diagnose: Diagnose | No
 
 def prepare(declared: Declared) -> Flow[PreparedTime]:
     """Count, and fit all models."""
-    study, target = declared.study, _target(declared.study)
+    study, target = declared.study, target_of(declared.study)
     people, periods = People.of(study, declared.dictionary), periods_of(declared)
     horizon = max(each.horizon for each in target.functionals)
     tally = yield from count_followed(target, people, periods, horizon)
     people = people.relative_to(tally.weight_mean)
-    asked = _regressions(declared, people, periods, tally)
+    asked = time_regressions(declared, people, censors=tally.censors)
     counted, fits = yield from both(
-        count_hazards(people, periods, _uncovered(study, target, tally)),
+        count_hazards(people, periods, counted_causes(study, censors=tally.censors)),
         _fitted(declared, asked, tally.n),
     )
     timed = Timed(
@@ -109,6 +106,7 @@ def prepare(declared: Declared) -> Flow[PreparedTime]:
         regimes=_shares(target, people, tally),
         floor=score_bound(study.g_bounds, tally.n),
     )
+    yield from name(*with_clusters(closing_columns(timed), people.cluster))
     labels = tuple(component.name for component in target.components(people.strata_levels))
     q = timed.fluctuated(labels, target.functionals)
     return PreparedTime(
@@ -162,114 +160,30 @@ def targeted(prepared: PreparedTime, hospitals: int, diagnose: Diagnose | None) 
 def find_overlap(prepared: PreparedTime, hospitals: int) -> Flow[TimeOverlap]:
     """Ask for overlap in one round; refuse a study whose arms do not overlap."""
     timed, n = prepared.timed, prepared.tally.n
-    people = timed.people
-    omega = [product(people.relative, each) for each in timed.last_omegas]
-    groups, arms = len(omega), len(people.arms)
-    below = [product(timed.truncated, taken) for taken in people.taken]
-    products = (*((s,) for s in range(groups)), *((s, s) for s in range(groups)))
-    places = tuple((k,) for k in range(groups, groups + arms))
-    (totals,) = yield from ask(Moments(columns=(*omega, *below), products=(*products, *places)))
-    listed = totals.tolist()
-    truncated = tuple(map(round, listed[2 * groups :]))
-    for arm, count in zip(people.arms, truncated, strict=True):
-        if count > n / 2:
-            raise FitError(
-                "overlap",
-                f"g_bounds: the probability of arm '{arm}' and of not being censored is below "
-                f"{timed.floor:.3g} for {count} of {n} people; there is no overlap to learn from. Restrict "
-                "the cohort, choose an earlier horizon, or simplify the models",
-            )
+    weights = last_weights(timed)
+    intervals = graph.intervals_of(weights, timed.dictionary)
+    asked = WeightOverlap(
+        pool=Pool(n=n, silos=hospitals),
+        weights=weights,
+        ceilings=tuple(size(intervals[each]) for each in weights),
+        truncated=tuple(product(timed.truncated, taken) for taken in timed.people.taken),
+    )
+    overlap = yield from asked.ask()
+    refuse_no_overlap(
+        overlap,
+        means=[f"{each.regime.label} {each.population.label}".strip() for each in timed.regimes],
+        groups=[f"arm '{arm}' and of not being censored" for arm in timed.people.arms],
+        n=n,
+        floor=timed.floor,
+    )
     return TimeOverlap(
-        truncated=truncated,
-        disclosing=(hospitals,) * arms,
-        effective_sizes=tuple(
-            a * a / b if b > 0 else 0.0
-            for a, b in zip(listed[:groups], listed[groups : 2 * groups], strict=True)
-        ),
+        truncated=overlap.truncated,
+        disclosing=overlap.disclosing,
+        effective_sizes=overlap.effective_sizes,
     )
-
-
-def periods_of(declared: Declared) -> Periods:
-    """Return the follow-up of a study as terms."""
-    target = _target(declared.study)
-    follow_up = target.follow_up
-    return Periods(
-        time=declared.time,
-        edges=follow_up.edges,
-        ends=levels(declared.dictionary, target.outcome, target.causes),
-        subperiods=target.subperiods,
-    )
-
-
-def _target(study: Study) -> AbstractTimeEffect:
-    if not isinstance(study.target, AbstractTimeEffect):
-        raise TypeError("this study is not of time to an event")
-    return study.target
 
 
 # The models.
-
-
-def _uncovered(study: Study, target: AbstractTimeEffect, tally: Tally) -> tuple[int, ...]:
-    """Return the causes whose hazards are counted; the last number is that of being censored."""
-    causes = len(target.causes)
-    events = range(causes) if study.hazard_model is None else ()
-    return (*events, *([causes] if tally.censors and study.censoring_model is None else ()))
-
-
-def _regressions(
-    declared: Declared, people: People, periods: Periods, tally: Tally
-) -> dict[str, tuple[Regression, ...]]:
-    study, causes = declared.study, _target(declared.study).causes
-    asked: dict[str, tuple[Regression, ...]] = {
-        role: (each,) for role, each in regressions(declared, people).items() if role == "treatment"
-    }
-    hazard, censoring = study.hazard_model, study.censoring_model
-    if hazard is not None:
-        asked["hazard"] = tuple(
-            _regression(
-                declared,
-                "hazard",
-                "hazard model" if len(causes) == 1 else f"hazard model of '{name}'",
-                [
-                    Record(
-                        y=periods.event(cause, t),
-                        w=product(people.relative, periods.at_risk_of(cause, t)),
-                        world=periods.world(t),
-                    )
-                    for t in range(1, periods.last + 1)
-                ],
-                NO_EVENT,
-            )
-            for cause, name in enumerate(causes)
-        )
-    if tally.censors and censoring is not None:
-        records = [
-            Record(
-                y=periods.censored(t),
-                w=product(people.relative, periods.at_risk_of_censoring(t)),
-                world=periods.world(t),
-            )
-            for t in range(1, periods.last)
-        ]
-        asked["censoring"] = (_regression(declared, "censoring", "censoring model", records, NOT_CENSORED),)
-    return asked
-
-
-def _regression(
-    declared: Declared, role: str, label: str, records: Sequence[Record], constant: str
-) -> Regression:
-    model = declared.study.models[role]
-    if not isinstance(model, GLM):
-        raise InputError(f"{role}_model: {type(model).__name__} is not available yet; give a GLM")
-    return Regression(
-        label=label,
-        family=Family.LOGISTIC,
-        design=declared.vocabulary.design(model.parsed),
-        records=tuple(records),
-        ridge=model.ridge,
-        constant=constant,
-    )
 
 
 def _fitted(
