@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from fedtmle.estimation.components import rule
 from fedtmle.estimation.followup import Periods
 from fedtmle.estimation.loader import Declared
 from fedtmle.estimation.nuisances import study_folds
@@ -30,6 +31,11 @@ def time_models(declared: Declared, people: People) -> Iterator[Model]:
     counted = [product(weight, arm) for weight in (ONE, people.relative) for arm in arms]
     counted += [product(arm, each) for arm in arms for each in seen] + [periods.is_censored]
     yield Model(columns=(ONE, *people.strata, *folds), responses=_once(counted))
+    # Thresholds of rules, which the end of a study adds up, are judged with all that comes before it.
+    rules = [rule(each, people.arms, declared.dictionary) for each in target.regimes()]
+    cuts = dict.fromkeys(part for each in rules for part in each if not isinstance(part, Constant))
+    if cuts:
+        yield Model(columns=(ONE, *cuts), responses=(people.relative,))
     tallied = [
         product(people.relative, each)
         for cause in counted_causes(study, censors=True)
