@@ -81,3 +81,36 @@ def test_a_column_of_one_person_is_refused_and_not_read() -> None:
 def test_what_is_not_in_the_language_yet_is_refused_with_its_name(change: dict[str, Any], key: str) -> None:
     with pytest.raises(InputError, match=f"^{key}: "):
         run_study(replace(STUDY, **change), ihdp_silos())
+
+
+def test_time_to_an_event_is_that_of_one_process() -> None:
+    rng = np.random.default_rng(3)
+    n = 3000
+    x, a = rng.uniform(-1, 1, n), rng.integers(0, 2, n)
+    event, end = rng.exponential(6.0 / np.exp(0.3 * x - 0.4 * a)), rng.uniform(0, 6, n)
+    columns = {"x": x, "a": a, "time": np.minimum(event, end), "event": (event <= end).astype(int)}
+    silos = {f"hospital {m}": {name: column[m::3] for name, column in columns.items()} for m in range(3)}
+    variables: Any = {
+        "x": {"kind": "number", "range": (-1, 1)},
+        "time": {"kind": "number", "range": (0, 10)},
+        **{name: {"kind": "binary"} for name in ("a", "event")},
+    }
+    study = ft.Study(
+        target=ft.Risk(
+            outcome="event",
+            time="time",
+            treatment="a",
+            periods=4,
+            period_length=1.0,
+            beyond="truncate",
+            horizons=(4,),
+        ),
+        hazard_model=ft.GLM("a + x + C(period)"),
+        treatment_model=ft.GLM("x"),
+        censoring_model=ft.GLM("a + C(period)"),
+        variables=variables,
+    )
+    sealed, opened = run_study(study, silos).exact.document, ft.run(study, silos).document
+    for row, before in zip(sealed["estimates"], opened["estimates"], strict=True):
+        assert abs(row["estimate"] - before["estimate"]) < 1e-6 * before["std_error"]
+        assert abs(row["std_error"] - before["std_error"]) < 1e-6 * before["std_error"]
