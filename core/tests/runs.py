@@ -36,6 +36,7 @@ from fedtmle_core.messages import (
     Settled,
 )
 from fedtmle_core.plan import Model, Plan, Question
+from fedtmle_core.recorder import recorded
 from fedtmle_core.sheet import Sheet
 from fedtmle_core.terms import ONE, Term, product
 
@@ -95,6 +96,8 @@ class Rules:
 
     inner: Court
     meddle: Callable[[Judge], Judge] = lambda judge: judge
+    flips: bool = False  # show minus the totals
+    seen: int = 0
 
     def before_fits(self, hospitals: int) -> Judge | None:
         return self.meddle(self.inner.before_fits(hospitals))
@@ -106,7 +109,8 @@ class Rules:
         self.inner.admit(question)
 
     def shown(self, question: Question, totals: Sequence[int]) -> tuple[int, ...]:
-        return self.inner.shown(question, totals)
+        self.seen += 1
+        return tuple(-total for total in self.inner.shown(question, totals)) if self.flips else tuple(totals)
 
     def publish(self, exact: bytes) -> bytes:
         if exact == b"nothing":
@@ -153,6 +157,7 @@ class Site:
     fails: Callable[[Question], None] = lambda _: None
     meddle: Callable[[Judge], Judge] = lambda judge: judge
     dies: Callable[[str], None] = lambda _: None  # raise `LostError` before "hear", "answer" or "send"
+    flips: bool = False
     heard: list[Totals] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -171,10 +176,9 @@ class Site:
             journal=self.journal,
             ledger=self.ledger,
         )
-        self.core = Core(who, self.plan, self.table, Rules(Court(self.plan, workspace), self.meddle))
+        self.rules = Rules(Court(self.plan, workspace), self.meddle, self.flips)
+        self.core = Core(who, self.plan, self.table, self.rules)
         self.heard, self.flow, self.asked = [], self.program(), None
-        from fedtmle_core.recorder import recorded
-
         for request in recorded(self.journal):
             self.exchange(request)
 

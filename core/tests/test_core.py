@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import msgspec
@@ -35,7 +35,8 @@ from fedtmle_core.court import Court
 from fedtmle_core.errors import FedTMLEError, InputError, JournalError
 from fedtmle_core.evaluate import values_of
 from fedtmle_core.journal import MemoryJournal
-from fedtmle_core.judgement import Judge, Step
+from fedtmle_core.judgement import Judge, Outcome, Step, Verdict
+from fedtmle_core.masks import Word
 from fedtmle_core.messages import (
     Answered,
     Ask,
@@ -50,6 +51,7 @@ from fedtmle_core.messages import (
     result_statement,
 )
 from fedtmle_core.plan import Question
+from fedtmle_core.recorder import _record
 from fedtmle_core.seal import encoded, is_signed
 from fedtmle_core.terms import ONE, Apply, Term, product
 
@@ -183,6 +185,34 @@ def test_other_records_do_not_go_on() -> None:
     assert messages.decode_reply(site.step(HONEST.seen[1][0][2])) == Refused(Code.PLAN)
 
 
+def test_a_restarted_core_hears_what_is_recorded_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runs.recorded", lambda _: [])
+    site = Site(NAMES[2], journal=HONEST.sites[2].journal)
+    other = messages.encode(Open(messages.FORMAT, b"another run ....", study_plan().digest))
+    assert messages.decode_reply(site.step(other)) == Refused(Code.ORDER)
+    for requests, replies in HONEST.seen:
+        assert site.step(requests[2]) == replies[2]
+
+
+@pytest.mark.parametrize("number", [1, 2, 9, 10])
+def test_a_journal_with_another_reply_is_refused(number: int) -> None:
+    journal = MemoryJournal()
+    for place, data in enumerate(HONEST.sites[2].journal.records):
+        if place == number:
+            entry = msgspec.structs.replace(_record(data), reply=HONEST.seen[0][1][0])
+            journal.append(msgspec.msgpack.encode(entry))
+        else:
+            journal.append(data)
+    site = Site(NAMES[2], journal=journal)
+    assert "does not follow" in str(site.core.error)
+
+
+def test_another_release_does_not_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedtmle_core.recorder.__version__", "another")
+    with pytest.raises(JournalError, match="release"):
+        Site(NAMES[2], journal=HONEST.sites[2].journal)
+
+
 def test_another_program_does_not_go_on() -> None:
     def other():
         yield Question(blocks=(Moments.of((X, ONE)),))
@@ -300,24 +330,102 @@ def test_one_hospital_refuses_and_nobody_sees_whose_it_was() -> None:
     assert len(set(server.seen[-1][1])) == 1
 
 
-def test_a_hospital_that_refused_ends_whatever_it_is_told() -> None:
-    """A server with a broken hospital can show it totals that fit; it does not go on."""
-    honest = Server(sites(rows={name: alone(name) for name in NAMES}))
+def forged(site: Site, values: int | Word) -> bytes:
+    """Return a broadcast that fits, as a server with the group key of a broken hospital can make it."""
+    core = site.core
+    assert core._seal is not None
+    frame, place = core._seal.frame(core._lanes), core._place
+    factors = core._seal._factors(place, frame)
+    if isinstance(values, Word):
+        total = frame.refuse(values, factors, bytes(frame.size))
+    else:
+        total = frame.pack((values,) * len(core._lanes), factors)
+    total += int.from_bytes(core._seal._stream(place, frame), "little")
+    return (total % frame.modulus).to_bytes(frame.size, "little")
 
-    def pretend(number: int, name: str, request: messages.Request) -> messages.Request:
-        if number != 5 or name != "south" or not isinstance(request, Ask):
+
+def forging(server: Server, number: int, who: tuple[str, ...], values: int | Word) -> Server:
+    """Let the server send a forged broadcast to some hospitals in one exchange."""
+    site = {each.name: each for each in server.sites}
+
+    def meddle(at: int, name: str, request: messages.Request) -> messages.Request:
+        if at != number or name not in who or not isinstance(request, Ask):
             return request
-        core = honest.sites[0].core
-        seal, place, lanes = core._seal, core._place, core._lanes
-        frame = seal.frame(lanes)
-        factors = seal._factors(place, frame)
-        total = frame.pack((1,) * len(lanes), factors)
-        total += int.from_bytes(seal._stream(place, frame), "little")
-        return Ask(RUN, request.round, (total % frame.modulus).to_bytes(frame.size, "little"))
+        return Ask(RUN, request.round, forged(site[name], values))
 
-    honest.meddle = pretend
-    assert codes(honest.go()) == {"PEOPLE"}
-    assert honest.sites[2].core.error is None
+    server.meddle = meddle
+    return server
+
+
+def test_a_hospital_that_refused_ends_whatever_it_is_told() -> None:
+    server = Server(sites(rows={name: alone(name) for name in NAMES}))
+    assert codes(forging(server, 5, ("south",), 1).go()) == {"PEOPLE"}
+    assert server.sites[2].core.error is None  # what it was told did fit
+
+
+def test_a_refusal_is_charged_before_it_leaves() -> None:
+    server = Server(sites(rows={name: alone(name) for name in NAMES}))
+    server.go()
+    again = [Site(name, rows=alone(name)) for name in NAMES]
+    for requests, _ in server.seen[:5]:
+        for site, request in zip(again, requests, strict=True):
+            site.step(request)
+    assert [site.office.charges for site in again] == [0, 0, 1, 0]
+
+
+def test_two_stories_that_both_fit_end_in_noise() -> None:
+    """One hospital is told other totals, which a broken hospital made for the server."""
+    server = forging(Server(sites()), 5, ("north",), 1)
+    assert codes(server.go()) == {"SEAL"}
+    assert len(server.seen) == 7  # the very next sum is noise, to all
+    assert server.sites[1].heard[-1].values == (1, 1)
+
+
+def asks_twice():
+    yield FIRST
+    yield FIRST
+    yield Result(b"x")
+
+
+@pytest.mark.parametrize("number", [3, 4, 6])
+def test_a_doubt_where_there_is_no_verdict_ends_the_run(number: int) -> None:
+    """In the rounds of a judgement, and in the answer to a question that no judgement waits for."""
+    assert codes(Server(sites(program=asks_twice)).go()) == {"Closed"}
+    server = forging(Server(sites(program=asks_twice)), number, NAMES, Word.UNCLEAR)
+    assert codes(server.go()) == {"SEAL"}
+
+
+def doubting(judge: Judge) -> Judge:
+    """Let a judgement find that the coarse products do not tell."""
+    hear = judge.hear
+
+    def unclear(pooled: Sequence[int]) -> Step:
+        step = hear(pooled)
+        if step is Step.COARSE_VERDICTS:
+            judge.verdict = Verdict(outcome=Outcome.UNCLEAR)
+        return step
+
+    judge.hear = unclear  # type: ignore[method-assign]
+    return judge
+
+
+def test_one_hospital_in_doubt_is_enough_to_ask_again() -> None:
+    honest: Callable[[Judge], Judge] = lambda judge: judge  # noqa: E731
+    meddle = {name: doubting if name == "south" else honest for name in NAMES}
+    server = Server(sites(meddle=meddle))
+    assert codes(server.go()) == {"Closed"}
+    assert len(server.seen) == len(HONEST.seen) + 4  # twice for each judgement
+    assert all(site.office.charges == 0 for site in server.sites)
+    other = forging(Server(sites(meddle=meddle)), 5, ("south",), 1)
+    assert [reply == Refused(Code.SEAL) for reply in other.go()] == [False, False, True, False]
+
+
+def test_programs_hear_what_the_rules_show() -> None:
+    server = Server(sites(flips=True))
+    assert codes(server.go()) == {"Closed"}
+    first = [site.heard[1].values for site in server.sites]
+    assert first == [tuple(-value for value in HONEST.sites[0].heard[1].values)] * 4
+    assert [site.rules.seen for site in server.sites] == [2] * 4  # totals of judgements are shown to nobody
 
 
 def test_an_error_in_computing_does_not_show_whose_it_was() -> None:

@@ -60,6 +60,13 @@ def test_anything_else_is_refused(decode) -> None:
             decode(data)
 
 
+def test_a_message_has_a_limit() -> None:
+    most = messages.LONGEST - len(encode(messages.Ask(b"r" * 16, 1, b"")))
+    assert decode_request(encode(messages.Ask(b"r" * 16, 1, bytes(most - 4))))
+    with pytest.raises(DecodeError, match="longer"):
+        decode_request(encode(messages.Ask(b"r" * 16, 1, bytes(most + 4))))
+
+
 def test_integers_have_one_form() -> None:
     data = encode(Open(1, b"r" * 16, bytes(32)))
     at = data.index(b"\x01", 5)

@@ -112,8 +112,8 @@ class Core:
         self._place, self._lanes = Place(0, b"", b""), tuple[Lane, ...]()
         self._word: Word | None = None  # what this core has put in place of its last answer
         self._judge: Judge | None = None
-        self._judgements = 0
-        self._named: tuple[bytes, ...] = ()  # the digests of the terms that it is about, if not the plan's
+        self._is_judged = False  # whether the judgement before the fits has begun
+        self._named = tuple[bytes, ...]()  # digests of what the last judgement is about; none: the plan
         self._question: Question | None = None  # the program's, not answered yet
         self._exact = self._published = b""  # the result
         self._request = b""  # the last one that was admitted,
@@ -244,8 +244,7 @@ class Core:
             _given(judge).hear((0, 1))
             return self._next()
         if judge is None or has_verdict:
-            if judge is not None:
-                judge.hear((0, 0))  # all answered, so nobody has refused
+            # All have answered: nobody refused, and a judgement that waited for that is over.
             shown = self._rules.shown(_given(self._question), read)
             self._judge = self._question = None
             return Totals(message.round, shown)
@@ -284,16 +283,14 @@ class Core:
             raise _EndError(Code.PLAN, InputError("the owner has withdrawn the approval"))
         if isinstance(asked, Question):
             self._rules.admit(asked)
-            if not self._judgements:
-                self._judge = self._rules.before_fits(self._hospitals)
-                self._judgements = 1
+            if not self._is_judged:
+                self._judge, self._is_judged = self._rules.before_fits(self._hospitals), True
             self._question = asked
             return self._next()
-        if self._judge is not None or not self._judgements:
+        if self._judge is not None or not self._is_judged:
             raise InputError("a program asks a question first, and after it has named terms")
         if isinstance(asked, Named):
             self._judge = self._rules.before_targeting(asked.terms, self._hospitals)
-            self._judgements += 1
             self._named = tuple(term.digest for term in asked.terms)
             return self._next()
         self._exact, self._published = asked.exact, self._rules.publish(asked.exact)
@@ -325,7 +322,7 @@ class Core:
             if judge.step not in SENDS:
                 # Counts that refuse the study are followed by what would come next, with the word.
                 word, judge = word or Word.REFUSED, replace(judge, step=Step.COARSE)
-            about = digest("judgement", self._judgements, self._named, judge.step.name)
+            about = digest("judgement", self._named, judge.step.name)
             lanes = tuple(map(Lane, judge.lanes()))
             return _Sending(about, lanes, judge.answer, judge.step.value, word, keeps=True)
         question = _given(question)
