@@ -99,6 +99,44 @@ def test_a_multinomial_fit_is_the_pooled_one() -> None:
     assert np.allclose(np.sum(columns, axis=0), 1.0)
 
 
+def test_the_ridge_of_classes_does_not_depend_on_the_reference() -> None:
+    design = PEOPLE.vocabulary.design("age + C(sex)")
+
+    def model(*codes: int) -> Regression:
+        drugs = tuple(Level("drug", code) for code in codes)
+        names = tuple(str(code) for code in codes)
+        return Regression(
+            label="drug model",
+            family=Family.LOGISTIC,
+            design=design,
+            records=(Record(y=drugs),),
+            classes=names,
+            ridge=0.02,
+        )
+
+    one, other = exact(model(0, 1, 2), model(2, 0, 1))
+    for mine, theirs in zip((0, 1, 2), (1, 2, 0), strict=True):
+        columns = PEOPLE.values([one.means()[mine], other.means()[theirs]])
+        np.testing.assert_allclose(columns[0], columns[1], rtol=1e-9)
+    assert not close(one.coefficients[0], exact(replace(model(0, 1, 2), ridge=0.0))[0].coefficients[0], 1e-3)
+
+
+def test_the_ridge_of_two_classes_is_that_of_a_logistic_regression() -> None:
+    sexes = (Level("sex", 0), Level("sex", 1))
+    design = PEOPLE.vocabulary.design("age + bmi")
+    classes = Regression(
+        label="model",
+        family=Family.LOGISTIC,
+        design=design,
+        records=(Record(y=sexes),),
+        classes=("f", "m"),
+        ridge=0.02,
+    )
+    logistic = replace(classes, records=(Record(y=sexes[1]),), classes=())
+    one, other = exact(classes, logistic)
+    assert close(one.coefficients[0], np.array(other.coefficients[0]))
+
+
 def test_a_hazard_is_a_logistic_regression_over_person_periods() -> None:
     exits, score = PEOPLE.columns["visits"], PEOPLE.columns["score"]
     vocabulary = Vocabulary.of(

@@ -7,6 +7,8 @@ import pytest
 
 from fedtmle.errors import FitError
 from fedtmle.estimation.fit import cross_fit, fit, folds_of
+from fedtmle.estimation.gram import WITHIN, centred
+from fedtmle.estimation.loss import LARGEST_PREDICTOR
 from fedtmle.estimation.regression import Fit, Record, Regression
 from fedtmle.estimation.rounded import UNITS
 from fedtmle.estimation.vocabulary import Vocabulary
@@ -135,7 +137,9 @@ def test_folds_share_one_matrix_and_one_curvature() -> None:
     people = cohort(3000)
     folds = folds_of(4, seed=3)
     seen: list[Question] = []
-    (near,) = people.run(cross_fit([regression(people)], folds, n=people.n, accuracy=1e-3), seen=seen).result
+    ran = people.run(cross_fit([regression(people)], folds, n=people.n, accuracy=1e-3), seen=seen)
+    (near,) = ran.result
+    assert ran.rounds <= 5
     (exact,) = people.run(cross_fit([regression(people)], folds, n=people.n)).result
     for one, other in zip(near.fits, exact.fits, strict=True):
         assert distance(people, one, other) * np.sqrt(people.n) <= one.error <= 1e-3
@@ -163,6 +167,34 @@ def test_a_fit_that_has_no_answer_is_refused_by_name(formula: str, response: Ter
     model = Regression(label="model", family=model.family, design=model.design, records=model.records)
     with pytest.raises(FitError, match=message):
         people.run(fit([model], n=people.n, accuracy=1e-3))
+
+
+def test_a_range_away_from_zero_is_centred() -> None:
+    """z = A x is as large at both ends of the range, whatever the scale of the intercept's column."""
+    people = cohort(10)
+    model = regression(people, formula="age + score")
+    (age, score), A = ((18.0, 110.0), (0.0, 100.0)), centred(model)
+    scales = np.exp2(model.design.exponents)
+    low, high = (A @ (np.array([1.0, *ends]) / scales) for ends in zip(age, score, strict=True))
+    np.testing.assert_allclose(low, [1.0, -WITHIN, 0.0])
+    np.testing.assert_allclose(high, [1.0, WITHIN, WITHIN])
+
+
+@pytest.mark.parametrize("accuracy", [None, 1e-3])
+def test_a_core_may_answer_at_every_point_of_a_runaway_fit(accuracy: float | None) -> None:
+    people = cohort(1500)
+    model = regression(people, Apply("step", Number("age", 7), low=0.4), formula="age + bmi")
+    seen: list[Question] = []
+    with pytest.raises(FitError):
+        people.run(fit([model], n=people.n, accuracy=accuracy), seen=seen)
+    reaches = [
+        sum(abs(e * f) for e, f in zip(block.at, layer.factors, strict=True))
+        for question in seen
+        for block in question.blocks
+        if isinstance(block, Score)
+        for layer in block.layers
+    ]
+    assert 50.0 < max(reaches) <= LARGEST_PREDICTOR / 0.85  # ages are at most 110 of 128
 
 
 def test_a_level_that_nobody_has_costs_no_round() -> None:

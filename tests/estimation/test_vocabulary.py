@@ -246,6 +246,7 @@ def test_a_number_is_in_its_own_unit() -> None:
 def test_a_scaled_term_is_taken_apart() -> None:
     assert scaled(AGE * 4.0 * 0.5) == (AGE, 2.0)
     assert scaled(Constant(3.0)) == (ONE, 3.0)
+    assert scaled(Constant(3.0) * 2.0) == (ONE, 6.0)
     assert scaled(ZERO) == (ZERO, 1.0)
     assert scaled(Fold(2, 1, "", 0)) == (Fold(2, 1, "", 0), 1.0)
     assert scaled(Log("dose")) == (Log("dose"), 1.0)
