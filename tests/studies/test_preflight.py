@@ -130,6 +130,15 @@ def test_missing_values_are_counted_in_multiples_of_the_floor(
     assert line(view, "x").silos == 2
 
 
+def test_who_is_lost_at_a_step_is_not_lost_again(tmp_path: Path) -> None:
+    data = frame(300, 1)
+    data.loc[np.arange(300) < 40, "x"] = np.nan
+    data.loc[(np.arange(300) >= 20) & (np.arange(300) < 80), "y"] = np.nan
+    view = preflight(study_file(tmp_path, {"one": data}))
+    assert [count.count for count in view.lost] == [40, 40]
+    assert {count.name: count.count for count in view.missing}["y"] == 60
+
+
 def test_outcomes_by_arm_are_nowhere_in_it(tmp_path: Path) -> None:
     view = preflight(study_file(tmp_path, {"one": frame(300, 1)}))
     assert "y" not in {line.name for line in view.lines}

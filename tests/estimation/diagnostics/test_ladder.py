@@ -88,7 +88,7 @@ SMALL = {
 @pytest.mark.parametrize("parts", [([0, 1, 2, 3],), ([0, 3], [1], [2])])
 def test_two_periods_by_hand_in_any_partition(parts) -> None:
     rows = Supplied.of([{name: column[part] for name, column in SMALL.items()} for part in parts])
-    (rung,) = rows.ask(
+    looser, rung = rows.ask(
         BoundLadder(
             pool=rows.pool,
             scores=(
@@ -99,7 +99,7 @@ def test_two_periods_by_hand_in_any_partition(parts) -> None:
             t=ONE,
             L=((1.0,),),
             floor=0.1,
-            bounds=(0.2,),
+            bounds=(0.04, 0.2),
             groups=(rows.term("taken"),),
             width=2.0,
         )
@@ -111,3 +111,7 @@ def test_two_periods_by_hand_in_any_partition(parts) -> None:
     assert rung.people == (2,)  # the first is below it in both periods, the last in the second one
     _, covariance = rung.estimate(np.zeros(1))
     assert covariance[0, 0] == pytest.approx(U.var(ddof=1) / 4, rel=1e-2)
+    # Below the study's own bound weights grow, where g is below it too.
+    U = SMALL["m"] + SMALL["score"] * [2.0, 1.0, 1.0, 1.0] + SMALL["later"] * [2.5, 1.0, 2.0, 5 / 3]
+    assert looser.mean == pytest.approx([U.mean()], abs=1e-3)
+    assert looser.people == (0,)

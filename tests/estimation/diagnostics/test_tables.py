@@ -140,6 +140,7 @@ def missing_values(rows: Supplied) -> MissingValues:
             MayBeMissing(name="x", known=Known("x")),
             MayBeMissing(name="z", known=Known("z")),
             MayBeMissing(name="w", known=Known("w")),
+            MayBeMissing(name="more", known=Known("more")),
             MayBeMissing(name="later", known=Known("later"), at_risk=rows.term("stays")),
         )
     )
@@ -149,6 +150,7 @@ GAPS = {
     "x": np.array([1.0, np.nan, 2.0, np.nan, 1.0, 0.0]),
     "z": np.array([np.nan, 1.0, 2.0, np.nan, 1.0, 0.0]),
     "w": np.array([3.0, np.nan, 2.0, np.nan, 1.0, 0.0]),
+    "more": np.array([3.0, np.nan, 2.0, np.nan, 1.0, np.nan]),
     "later": np.array([np.nan, np.nan, np.nan, 1.0, 2.0, np.nan]),
     "stays": np.array([0.0, 1.0, 0.0, 1.0, 1.0, 1.0]),
 }
@@ -159,7 +161,7 @@ def test_missing_values_are_counted(parts) -> None:
     rows = Supplied.of([{name: column[part] for name, column in GAPS.items()} for part in parts])
     found = rows.ask(missing_values(rows))
     assert found.n == 6
-    assert found.counts == {"x": 2, "z": 2, "w": 2, "later": 2}
+    assert found.counts == {"x": 2, "z": 2, "w": 2, "more": 3, "later": 2}
     assert found.at_risk == {"later": 4}
     assert found.doubles == {"w": "x"}
     assert MissingValues(variables=()).blocks == ()
@@ -170,6 +172,7 @@ def test_a_variable_that_nobody_has_is_refused() -> None:
     lacking = {**GAPS, "x": np.array([0.0, np.nan]), "z": np.array([np.nan, 0.0])}
     held = {name: column[:2] for name, column in lacking.items()}
     held |= {"later": np.array([0.5, np.nan]), "stays": np.array([0.0, 1.0]), "w": np.array([0.0, 1.0])}
+    held |= {"more": np.array([0.0, 1.0])}
     rows = Supplied.of([held])
     with pytest.raises(InputError, match="'later' is missing for everyone at risk"):
         rows.ask(missing_values(rows))

@@ -7,25 +7,37 @@ from typing import Any
 import numpy as np
 import pytest
 
+import fedtmle as ft
 from fedtmle.estimation.diagnostics.times import diagnose_time
 from fedtmle.estimation.flow import run_open
 from fedtmle.estimation.loader import Declared
 from fedtmle.estimation.times import time_flow
 from tests.effects.studies import finish
 from tests.estimation.over_questions import plan_of, sheets_of
-from tests.estimation.test_times import STUDIES
+from tests.estimation.test_times import ENTERED, ONE, STUDIES, TIGHT
 from tests.narrow import targeted
+from tests.time.law import study
 from tests.time.studies import split
 
 
-@pytest.mark.parametrize("name", STUDIES)
+def within_periods(records):
+    """Times that end within periods, not only with them."""
+    return records.assign(t=records.t - np.random.default_rng(4).uniform(0.0, 0.9, len(records)))
+
+
+NUMBERED = ft.Variables({**ENTERED, "t": {"kind": "number", "range": (0, 6)}})  # of one cause
+HALVES = study(ft.RMST, target={"subperiods": 2}, variables=NUMBERED, **TIGHT)
+CASES = {**STUDIES, "within periods": (HALVES, within_periods(ONE))}
+
+
+@pytest.mark.parametrize("name", CASES)
 def test_diagnostics_are_those_of_the_package(name: str) -> None:
-    study, records = STUDIES[name]
-    silos = split(records, 1 if study.cluster or study.folds else 3)  # folds are drawn in each silo
-    declared = Declared(study)
+    asked, records = CASES[name]
+    silos = split(records, 1 if asked.cluster or asked.folds else 3)  # folds are drawn in each silo
+    declared = Declared(asked)
     flow = time_flow(declared, hospitals=len(silos), diagnose=diagnose_time)
     found: Any = run_open(flow, sheets_of(declared, silos), plan_of(declared)).result.details
-    finished, _ = finish(study, {"pooled": records})
+    finished, _ = finish(asked, {"pooled": records})
     expected = targeted(finished).details
     assert found.at_risk.periods == expected.at_risk.periods
     assert {*sum(found.at_risk.silos, ())} == {len(silos)}
